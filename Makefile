@@ -1,0 +1,43 @@
+# Every target makes its own virtual environment if there is none.
+#   make demo    a private posterior of a real data set
+#   make test    the tests
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test test-nightly lint docs benchmarks clean
+
+demo: $(VENV)/.ready
+	$(BIN)/python -m pymc_dp.demo
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -m "not nightly" -n 2 --dist loadfile
+
+test-nightly: $(VENV)/.ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.ready-docs
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+benchmarks: $(VENV)/.ready
+	$(BIN)/python benchmarks/penalty_speed.py
+	$(BIN)/python benchmarks/penalty_memory.py
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c "import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) else 'pymc-dp needs Python 3.11 or newer, this is ' + v + ': make PYTHON=python3.12 ...')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -e '.[test,examples]'
+	touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) docs/_build

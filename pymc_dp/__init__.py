@@ -1,0 +1,35 @@
+"""Differentially private Bayesian inference with PyMC."""
+
+from pymc_dp._version import __version__
+from pymc_dp.exceptions import (
+    LedgerError,
+    PrivacyBudgetExceeded,
+    PrivacyConfigurationError,
+    PrivacyError,
+    UnsupportedModelError,
+)
+from pymc_dp.plan import plan
+from pymc_dp.privacy.calibration import calibrate_noise, max_draws
+from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.privacy.noise import InsecureSeededNoise
+from pymc_dp.results import privacy_report, release
+from pymc_dp.sampling import sample
+from pymc_dp.steps.penalty import DPPenalty
+
+__all__ = [
+    "DPPenalty",
+    "InsecureSeededNoise",
+    "LedgerError",
+    "PrivacyBudgetExceeded",
+    "PrivacyConfigurationError",
+    "PrivacyError",
+    "PrivacyLedger",
+    "UnsupportedModelError",
+    "__version__",
+    "calibrate_noise",
+    "max_draws",
+    "plan",
+    "privacy_report",
+    "release",
+    "sample",
+]

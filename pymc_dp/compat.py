@@ -1,0 +1,134 @@
+"""Everything that differs between PyMC 5.28 (with ArviZ 0.x) and PyMC 6 (with ArviZ 1.x).
+
+The only module that asks which line is installed; everything else calls it.
+"""
+
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import arviz as az
+import pymc as pm
+import xarray as xr
+
+try:
+    from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
+except ImportError:  # PyTensor 2
+    from pytensor.graph.basic import ancestors, graph_inputs, io_toposort
+
+# From ArviZ 1 on, pm.sample returns an xarray.DataTree.
+HAS_INFERENCE_DATA = az.__version__.startswith("0.")
+
+__all__ = [
+    "CHAIN_START",
+    "ancestors",
+    "enclosing_sampler",
+    "from_groups",
+    "graph_inputs",
+    "groups_of",
+    "io_toposort",
+    "lower_named_dims",
+    "read_netcdf",
+    "root_attrs",
+    "summary",
+]
+
+CHAIN_START = (
+    "setup_chain" if hasattr(pm.step_methods.compound.BlockedStep, "setup_chain") else "set_rng"
+)
+"""Method the host calls on a step once per chain, right before the chain's first iteration."""
+
+
+class SamplerCall(NamedTuple):
+    """The running ``pm.sample`` as seen from a step."""
+
+    tune: int
+    draws: int
+    steps: tuple[Any, ...]
+
+
+def enclosing_sampler() -> SamplerCall | None:
+    """How long the chain that is about to start will be, and which other steps it has.
+
+    PyMC 5 tells a step neither, and PyMC 6 only the length; without them a run that does not match
+    its plan is found out after draws have been paid for. Reads the caller's local variables, so it
+    is an early warning only: where it returns None, the ledger and the tuning guard still hold.
+    """
+    frame = sys._getframe(1)
+    for _ in range(12):
+        here = frame.f_locals
+        if frame.f_code.co_name == "_iter_sample" and {"step", "tune", "draws"} <= set(here):
+            tune, draws, step = here["tune"], here["draws"] - here["tune"], here["step"]
+        elif frame.f_code.co_name == "_start_loop" and hasattr(here.get("self"), "_step_method"):
+            process = here["self"]
+            tune, draws, step = process._tune, process._draws, process._step_method
+        else:
+            if frame.f_back is None:
+                return None
+            frame = frame.f_back
+            continue
+        return SamplerCall(int(tune), int(draws), tuple(getattr(step, "methods", [step])))
+    return None
+
+
+def lower_named_dims(graph: Any) -> Any:
+    """Rewrite a graph that uses named dimensions (``pymc.dims``) to plain tensors."""
+    if "pytensor.xtensor" not in sys.modules:
+        return graph
+    from pytensor.graph.rewriting.utils import rewrite_graph
+
+    return rewrite_graph(graph, include=("lower_xtensor",))
+
+
+# -- results: arviz.InferenceData on one line, xarray.DataTree on the other -------------------------
+
+
+def groups_of(result: Any) -> dict[str, xr.Dataset]:
+    """The groups of a sampling result, as datasets.
+
+    Raises
+    ------
+    TypeError
+        If `result` is not what ``pm.sample`` returns on this line.
+    """
+    if isinstance(result, xr.DataTree):
+        return {name: node.to_dataset() for name, node in result.children.items()}
+    if HAS_INFERENCE_DATA and isinstance(result, az.InferenceData):
+        return {name: result[name] for name in result.groups()}
+    raise TypeError(
+        f"Expected what `pm.sample` returns (InferenceData or DataTree). Found {type(result)}."
+    )
+
+
+def root_attrs(result: Any) -> dict[str, Any]:
+    """Attributes of a sampling result as a whole."""
+    return dict(result.attrs)
+
+
+def from_groups(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any], like: Any) -> Any:
+    """A sampling result of the type of `like`, from its groups and root attributes."""
+    if isinstance(like, xr.DataTree):
+        tree = xr.DataTree.from_dict(dict(groups), name=like.name)
+        tree.attrs.update(attrs)
+        return tree
+    with warnings.catch_warnings():
+        # ArviZ 0.x warns of group names outside its schema; `privacy` is ours.
+        warnings.filterwarnings("ignore", message=".*not defined in the InferenceData scheme.*")
+        return type(like)(attrs=dict(attrs), **groups)
+
+
+def read_netcdf(path: Any) -> Any:
+    """A saved sampling result, as the type that this line's ``pm.sample`` returns."""
+    if HAS_INFERENCE_DATA:
+        return az.InferenceData.from_netcdf(path)
+    return xr.open_datatree(path, engine="h5netcdf")
+
+
+def summary(result: Any, **keywords: Any) -> Any:
+    """ArviZ's table of posterior means, intervals and diagnostics, with numbers in it.
+
+    ArviZ 0.x rounds to decimals, ArviZ 1.x formats to text; small standard deviations are what a
+    private posterior is about, so neither is wanted.
+    """
+    return az.summary(result, round_to="none", **keywords)

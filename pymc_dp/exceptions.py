@@ -1,0 +1,28 @@
+"""Everything this package raises on purpose.
+
+Messages never contain a data value: an exception is an output like any other. They name the
+variable and say what to do.
+"""
+
+
+class PrivacyError(Exception):
+    """Base class of every error of this package."""
+
+
+class UnsupportedModelError(PrivacyError):
+    """The model cannot be sampled privately as it stands.
+
+    The message names the variable and says whether something can take its place.
+    """
+
+
+class PrivacyConfigurationError(PrivacyError, ValueError):
+    """A privacy setting is missing, contradictory or out of its range."""
+
+
+class PrivacyBudgetExceeded(PrivacyError):
+    """The release would cost more than what is left; no data were read for it."""
+
+
+class LedgerError(PrivacyError):
+    """The ledger file cannot be used: damaged, not writable, or of a newer version."""

@@ -1,0 +1,1 @@
+"""From a PyMC model to functions of its parameters. Knows nothing of privacy."""

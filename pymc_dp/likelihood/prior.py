@@ -1,0 +1,35 @@
+"""The compiled public part of a model: everything in the log-density that is not likelihood."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from numpy.typing import NDArray
+
+from pymc_dp.compat import lower_named_dims
+from pymc_dp.likelihood.records import join_values
+
+
+class PublicLogDensity:
+    """Log prior, Jacobian of the transforms and potentials, as a function of θ.
+
+    Parameters
+    ----------
+    model : Model
+        Already cleared by :func:`pymc_dp.likelihood.roles.find_roles`: none of these parts
+        depends on private data.
+    compile_kwargs : mapping, optional
+        Passed to PyMC's ``compile``.
+    """
+
+    def __init__(self, model: pm.Model, compile_kwargs: Mapping[str, Any] | None = None):
+        terms = model.logp(vars=[*model.free_RVs, *model.potentials], sum=True)
+        (terms,), theta = join_values(model, [terms])
+        self._function = pm.compile([theta], lower_named_dims(terms), **(compile_kwargs or {}))
+        self._function.trust_input = True
+
+    def __call__(self, theta: NDArray[np.float64]) -> float:
+        """Log-density at `theta`, shape (d,); -inf outside the support, and for NaN."""
+        value = float(self._function(theta))
+        return value if value == value else -np.inf

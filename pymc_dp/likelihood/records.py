@@ -1,0 +1,368 @@
+"""The compiled per-unit log-likelihood of a model.
+
+The observed variables are rebuilt with symbolic record rows in place of the data *before* their
+log-density is derived. So the graph does not know how many records there are: it can be called on
+chunks (bounded memory) and on single records (the separability checks), and nothing that couples
+records can have been folded into a constant.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.logprob.basic import conditional_logp
+from pymc.pytensorf import join_nonshared_inputs
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.shape import SpecifyShape
+
+from pymc_dp.compat import ancestors, graph_inputs, io_toposort, lower_named_dims
+from pymc_dp.exceptions import PrivacyError, UnsupportedModelError
+from pymc_dp.likelihood.roles import RecordData, Roles, data_nodes, shape_constants
+
+_CHUNK_BYTES = 2**20
+"""Data of one chunk: small enough for intermediate results to stay in cache."""
+
+
+class RecordLikelihood:
+    r"""Per-unit log-likelihoods :math:`\ell_i(\theta)` of all observed variables together.
+
+    Parameters
+    ----------
+    model : Model
+        Its value variables, raveled and joined in order, are θ (unconstrained space).
+    roles : Roles
+        See :func:`pymc_dp.likelihood.roles.find_roles`.
+    chunk_size : int, optional
+        Records evaluated at once. Default: about 1 MiB of data.
+    compile_kwargs : mapping, optional
+        Passed to ``pytensor.function``; ``mode`` defaults to the installed line's own.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the log-likelihood does not split into records, or cannot be derived.
+
+    Notes
+    -----
+    PyMC's parameter checks are removed: they are taken over all records at once, so that one bad
+    record would turn every record's term to -inf. A bad record's term is NaN or -inf instead, and
+    is clipped downstream.
+    """
+
+    def __init__(
+        self,
+        model: pm.Model,
+        roles: Roles,
+        *,
+        chunk_size: int | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+    ):
+        self.roles = roles
+        graph, theta, rows = record_graph(model, roles)
+        self._evaluate = _compile([theta, *rows], graph, compile_kwargs)
+        self._data = [leaf.values for leaf in roles.record_data]
+        self._axes = [leaf.axis for leaf in roles.record_data]
+        self._refuse_fixed_length(initial_theta(model))
+        bytes_per_record = max(1, sum(x.nbytes for x in self._data) // roles.n_records)
+        self.chunk_size = chunk_size or int(np.clip(_CHUNK_BYTES // bytes_per_record, 512, 65536))
+
+    @property
+    def n_units(self) -> int:
+        """Number of units of privacy."""
+        return self.roles.n_units
+
+    def __call__(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log-likelihood of each unit.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (d,)
+            Unconstrained parameters.
+
+        Returns
+        -------
+        ndarray, shape (n_units,)
+            May contain NaN and infinities: clip before use. Private.
+        """
+        n = self.roles.n_records
+        per_record = np.empty(n)
+        # A floating point warning would tell that some record caused it.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for start in range(0, n, self.chunk_size):
+                stop = min(start + self.chunk_size, n)
+                per_record[start:stop] = self.evaluate_rows(theta, self.rows(slice(start, stop)))
+        if self.roles.unit_of_record is None:
+            return per_record
+        per_unit = np.zeros(self.roles.n_units)
+        _sum_by_unit(per_record, self.roles.unit_of_record, per_unit)
+        return per_unit
+
+    def rows(self, which: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
+        """The data of some records, one array per data node."""
+        return [
+            x[which] if axis == 0 else x[(slice(None),) * axis + (which,)]
+            for x, axis in zip(self._data, self._axes, strict=True)
+        ]
+
+    def evaluate_rows(
+        self, theta: NDArray[np.float64], rows: Sequence[NDArray[Any]]
+    ) -> NDArray[np.float64]:
+        """Log-likelihood of each record in `rows`.
+
+        A record that makes the compiled function raise gets NaN, and the others are evaluated
+        without it: an exception would tell that such a record is there.
+        """
+        try:
+            return np.asarray(self._evaluate(theta, *rows))
+        except Exception:  # noqa: BLE001  whatever a record provokes must not be seen outside
+            n = rows[0].shape[self._axes[0]]
+            if n == 1:
+                return np.full(1, np.nan)
+            return np.concatenate(
+                [
+                    self.evaluate_rows(
+                        theta,
+                        [
+                            np.take(x, [i], axis=axis)
+                            for x, axis in zip(rows, self._axes, strict=True)
+                        ],
+                    )
+                    for i in range(n)
+                ]
+            )
+
+    def _refuse_fixed_length(self, theta: NDArray[np.float64]) -> None:
+        """The graph must take any number of records, or it has the data's own number built in."""
+        for n in {1, min(2, self.roles.n_records)}:
+            try:
+                with np.errstate(all="ignore"):
+                    shape = np.shape(self._evaluate(theta, *self.rows(slice(0, n))))
+            except Exception as error:  # noqa: BLE001
+                raise UnsupportedModelError(
+                    f"The log-likelihood cannot be evaluated for {n} record(s) alone "
+                    f"({type(error).__name__}). {_WRAP_DATA}"
+                ) from None
+            if shape != (n,):
+                raise UnsupportedModelError(
+                    "The log-likelihood does not have one term per record: for "
+                    f"{n} record(s) it has shape {shape}. {_WRAP_DATA}"
+                )
+
+
+@numba.njit(cache=True)
+def _sum_by_unit(per_record, unit_of_record, per_unit):  # type: ignore[no-untyped-def]
+    for i in range(per_record.shape[0]):
+        per_unit[unit_of_record[i]] += per_record[i]
+
+
+# -- building the graph -----------------------------------------------------------------------------
+
+
+def record_graph(model: pm.Model, roles: Roles) -> tuple[Variable, Variable, list[Variable]]:
+    """Symbolic per-record log-likelihood, with the data rows as inputs.
+
+    Returns
+    -------
+    log_likelihood : Variable, shape (records,)
+    theta : Variable, shape (d,)
+        The joined value variables.
+    rows : list of Variable
+        One input per ``roles.record_data``, of any number of records.
+    """
+    observed, free = list(model.observed_RVs), list(model.free_RVs)
+    values = [model.rvs_to_values[rv] for rv in observed]
+    rows = [_row_input(leaf, f"rows_{k}") for k, leaf in enumerate(roles.record_data)]
+    parameters = {rv: rv.type(name=rv.name) for rv in free}
+    replacements = {
+        leaf.variable: _like(leaf.variable, row)
+        for leaf, row in zip(roles.record_data, rows, strict=True)
+    } | parameters
+    length = rows[0].shape[roles.record_data[0].axis]
+    replacements |= _lengths([*observed, *values], replacements, model, roles, length)
+    try:
+        rebuilt = clone_replace([*observed, *values], replacements, rebuild_strict=False)
+        rebuilt_rvs, rebuilt_values = rebuilt[: len(observed)], rebuilt[len(observed) :]
+        log_densities = conditional_logp(dict(zip(rebuilt_rvs, rebuilt_values, strict=True)))
+        total = sum_observed(
+            [log_densities[v] for v in rebuilt_values],
+            [rv.name for rv in observed],
+            roles.observed_axes,
+        )
+        constrained = model.replace_rvs_by_values(free)
+        (total,) = clone_replace(
+            [total], dict(zip(parameters.values(), constrained, strict=True)), rebuild_strict=False
+        )
+        (total,), theta = join_values(model, [total])
+        total = strip_checks(lower_named_dims(total))
+    except PrivacyError:
+        raise
+    except Exception as error:
+        # The cause may quote graph constants, which hold data: it is not chained.
+        raise UnsupportedModelError(
+            f"The per-record log-likelihood of {[rv.name for rv in observed]} could not be derived "
+            f"({type(error).__name__}). {_WRAP_DATA}"
+        ) from None
+    _refuse_hidden_data(total, rows, model, roles)
+    return total, theta, rows
+
+
+_WRAP_DATA = (
+    "If arrays of records are written into the model directly, make them `pm.Data` (observed values "
+    "included: `observed=pm.Data('y_data', y)`), so that the model does not depend on their number."
+)
+
+
+def _row_input(leaf: RecordData, name: str) -> Variable:
+    shape = [None if axis == leaf.axis else size for axis, size in enumerate(leaf.values.shape)]
+    return pt.tensor(name, dtype=leaf.variable.type.dtype, shape=tuple(shape))
+
+
+def _like(node: Variable, row: Variable) -> Variable:
+    """`row`, with named dimensions if `node` has them."""
+    if not hasattr(node.type, "dims"):
+        return row
+    from pytensor.xtensor import as_xtensor
+
+    return as_xtensor(row, dims=node.type.dims)
+
+
+def _lengths(
+    graphs: Sequence[Variable],
+    replaced: Mapping[Variable, Variable],
+    model: pm.Model,
+    roles: Roles,
+    length: Variable,
+) -> dict[Variable, Variable]:
+    """Replacements for every place where the number of records is written down as a shape."""
+    n, found = roles.n_records, {}
+    for dim in roles.record_dims:
+        if isinstance(model.dim_lengths.get(dim), Variable):
+            found[model.dim_lengths[dim]] = length.astype("int64")
+    blockers = [*replaced, *found]
+    for c in shape_constants(graphs, blockers):
+        if c.type.ndim == 1 and n in c.data:
+            axis = int(np.flatnonzero(c.data == n)[0])
+            entries = [length if k == axis else pt.constant(s) for k, s in enumerate(c.data)]
+            found[c] = pt.stack([pt.cast(e, c.type.dtype) for e in entries])
+        elif c.type.ndim == 0 and c.data == n:
+            found[c] = length.astype(c.type.dtype)
+    return found
+
+
+def sum_observed(
+    log_densities: Sequence[Variable], names: Sequence[str], axes: Sequence[int]
+) -> Variable:
+    """Add up observed variables, and the other axes of each, into one term per record."""
+    terms = []
+    for log_density, name, axis in zip(log_densities, names, axes, strict=True):
+        term = pt.as_tensor(log_density, allow_xtensor_conversion=True)
+        if term.ndim <= axis:
+            raise UnsupportedModelError(
+                f"The log-likelihood of {name!r} is one number for all records together, so its "
+                "records are not independent given the parameters (Gaussian processes, random "
+                "walks and other time series are like that). Write it as a distribution with one "
+                "term per record."
+            )
+        others = [k for k in range(term.ndim) if k != axis]
+        terms.append(term.sum(axis=others) if others else term)
+    return sum(terms[1:], start=terms[0])
+
+
+def join_values(model: pm.Model, outputs: list[Variable]) -> tuple[list[Variable], Variable]:
+    """`outputs` as functions of one vector θ: the raveled value variables, in the model's order."""
+    return join_nonshared_inputs(
+        point=model.initial_point(0),
+        inputs=model.value_vars,
+        outputs=outputs,
+        make_inputs_shared=False,
+    )
+
+
+def initial_theta(model: pm.Model) -> NDArray[np.float64]:
+    """The model's initial point, raveled like θ."""
+    point = model.initial_point(0)
+    return np.concatenate([np.ravel(point[v.name]).astype(float) for v in model.value_vars])
+
+
+def strip_checks(output: Variable) -> Variable:
+    """The same graph without parameter checks and static-shape assertions.
+
+    PyMC's checks reduce over records. Values are unchanged wherever the checks hold.
+    """
+    memo: dict[Variable, Variable] = {}
+    for node in io_toposort(list(graph_inputs([output])), [output]):
+        inputs = [memo.get(v, v) for v in node.inputs]
+        if isinstance(node.op, CheckAndRaise | SpecifyShape):
+            memo[node.outputs[0]] = inputs[0]
+        elif any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+            rebuilt = node.clone_with_new_inputs(inputs, strict=False)
+            memo.update(zip(node.outputs, rebuilt.outputs, strict=True))
+    return memo.get(output, output)
+
+
+def _refuse_hidden_data(
+    graph: Variable, rows: Sequence[Variable], model: pm.Model, roles: Roles
+) -> None:
+    """Records that reached the graph by another way than its data nodes."""
+    n = roles.n_records
+    public = set(roles.public_data)
+    for node in _all_data_nodes(graph):
+        values = node.get_value(borrow=True) if isinstance(node, SharedVariable) else node.data
+        values = np.asarray(values)
+        if node.name in public or values.size <= 1:
+            continue
+        copied = any(np.array_equal(values, leaf.values) for leaf in roles.record_data)
+        if copied or (values.size >= max(n, 2) and n in values.shape):
+            raise UnsupportedModelError(
+                f"A constant array of shape {values.shape} is written into the likelihood in a way "
+                "that does not let it be split into records (for example captured by the function "
+                "of a `pm.CustomDist`, or declared with `dims` that are not the records'). Pass it "
+                f"to the distribution as a parameter. {_WRAP_DATA}"
+            )
+
+
+def _all_data_nodes(graph: Variable) -> list[Variable]:
+    """Data nodes of a graph and of the inner graphs of its operations."""
+    found, pending = [], [[graph]]
+    while pending:
+        outputs = pending.pop()
+        found += data_nodes(outputs)
+        for node in {v.owner for v in ancestors(outputs) if v.owner is not None}:
+            if hasattr(node.op, "fgraph"):
+                pending.append(list(node.op.fgraph.outputs))
+    return found
+
+
+def _compile(
+    inputs: list[Variable], output: Variable, compile_kwargs: Mapping[str, Any] | None
+) -> Any:
+    keywords = dict(compile_kwargs or {})
+    mode = get_mode(keywords.pop("mode", None))
+    without_checks = Mode(
+        linker=mode.linker,
+        optimizer=mode.provided_optimizer.including("local_remove_check_parameter"),
+    )
+    function = pytensor.function(
+        inputs, output, mode=without_checks, on_unused_input="ignore", **keywords
+    )
+    surviving = [
+        node.op for node in function.maker.fgraph.apply_nodes if isinstance(node.op, CheckAndRaise)
+    ]
+    if surviving:
+        raise UnsupportedModelError(
+            "The compiled likelihood still asserts something about the data, and a failing assertion "
+            "would tell about them. Remove `Assert` operations from the model."
+        )
+    function.trust_input = True
+    return function

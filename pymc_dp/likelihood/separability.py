@@ -1,0 +1,173 @@
+"""Is the log-likelihood a sum over records, each term a function of that record alone?
+
+All guarantees rest on it, so it is checked when a step is built, on the data themselves. Only
+whether the checks pass leaves; a failure costs nothing, as nothing has been released. They cannot
+see what was computed from the data before or outside the model.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+from numpy.typing import NDArray
+
+from pymc_dp.compat import lower_named_dims
+from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.records import (
+    RecordLikelihood,
+    initial_theta,
+    join_values,
+    strip_checks,
+    sum_observed,
+)
+
+_PROBED_RECORDS = 256
+_POINTS = 6
+_MAX_LAG = 2
+_MIN_DISTINCT_FOR_LAGS = 20
+
+
+def check_separability(model: pm.Model, likelihood: RecordLikelihood) -> None:
+    """Refuse a likelihood whose terms are not functions of one record each.
+
+    Three checks, each of which catches what the others cannot:
+
+    1. *Row probe*: overwrite some records (with other records, NaN, infinities, noise, extremes);
+       the terms of all others must stay the same to the last bit.
+    2. *One record at a time*: terms of records evaluated alone must equal the model's own.
+    3. *Lagged copies*: a data column that is another one shifted by a row puts one record's value
+       into its neighbour's term, where no computation can see it.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If a check fails.
+    """
+    rng = np.random.default_rng(20_260_101)
+    theta0 = initial_theta(model)
+    points = [theta0 + (0.3 * rng.normal(size=theta0.size) if k else 0.0) for k in range(_POINTS)]
+    n = likelihood.roles.n_records
+    sample = np.sort(rng.choice(n, size=min(n, _PROBED_RECORDS), replace=False))
+    if n > 1:
+        _probe_rows(likelihood, points, sample, rng)
+        _refuse_lagged_copies(likelihood)
+    _compare_with_model(model, likelihood, points[:2], sample[:16])
+
+
+def _same(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
+    return np.array_equal(a, b, equal_nan=True)
+
+
+_COUPLED = (
+    "The log-likelihood term of a record depends on other records too ({how}), so replacing one "
+    "person would change more than one term and no noise would be calibrated to that. Look for means, "
+    "standard deviations, maxima, ranks, cumulative sums or lags computed inside the model: compute "
+    "them from public knowledge, or make them parameters."
+)
+
+
+def _probe_rows(
+    likelihood: RecordLikelihood,
+    points: Sequence[NDArray[np.float64]],
+    sample: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> None:
+    rows = likelihood.rows(sample)
+    axes = [leaf.axis for leaf in likelihood.roles.record_data]
+    m = len(sample)
+    for theta, kind in zip(
+        points, ("copy", "nan", "copy", "noise", "infinite", "extreme"), strict=True
+    ):
+        before = likelihood.evaluate_rows(theta, rows)
+        if before.shape != (m,):
+            raise UnsupportedModelError(_COUPLED.format(how="its number of terms is not theirs"))
+        hit = np.zeros(m, dtype=bool)
+        hit[
+            rng.choice(m, size=max(1, min(m - 1, m // 2 if kind == "copy" else 5)), replace=False)
+        ] = True
+        changed = [
+            _overwrite(x, axis, np.flatnonzero(hit), kind, rng)
+            for x, axis in zip(rows, axes, strict=True)
+        ]
+        with np.errstate(all="ignore"):
+            after = likelihood.evaluate_rows(theta, changed)
+        if not _same(before[~hit], after[~hit]):
+            raise UnsupportedModelError(_COUPLED.format(how="changing some records moved others"))
+
+
+def _overwrite(
+    x: NDArray[Any], axis: int, hit: NDArray[np.int64], kind: str, rng: np.random.Generator
+) -> NDArray[Any]:
+    """A copy of `x` with the records `hit` replaced. Whole numbers stay in their domain."""
+    x = np.moveaxis(x.copy(), axis, 0)
+    if x.dtype.kind != "f" or kind == "copy":
+        x[hit] = x[rng.integers(len(x), size=len(hit))]
+        if kind == "extreme":
+            size = x.reshape(len(x), -1).astype(float).sum(axis=1)
+            x[hit] = x[np.argmax(size) if rng.random() < 0.5 else np.argmin(size)]
+    elif kind == "nan":
+        x[hit] = np.nan
+    elif kind == "noise":
+        x[hit] += rng.normal(size=x[hit].shape) * (2 * x.std() + 1e-9)
+    elif kind == "infinite":
+        x[hit] = rng.choice([np.inf, -np.inf, 1e300, -1e300], size=x[hit].shape)
+    else:
+        x[hit] = 10 * np.abs(x).max()
+    return np.ascontiguousarray(np.moveaxis(x, 0, axis))
+
+
+def _compare_with_model(
+    model: pm.Model,
+    likelihood: RecordLikelihood,
+    points: Sequence[NDArray[np.float64]],
+    sample: NDArray[np.int64],
+) -> None:
+    observed = model.observed_RVs
+    whole = sum_observed(
+        model.logp(vars=observed, sum=False),
+        [rv.name for rv in observed],
+        likelihood.roles.observed_axes,
+    )
+    (whole,), theta = join_values(model, [whole])
+    # Interpreted, not compiled: it is called a few times only.
+    evaluate = pytensor.function(
+        [theta],
+        strip_checks(lower_named_dims(whole)),
+        mode="FAST_COMPILE",
+        on_unused_input="ignore",
+    )
+    for point in points:
+        with np.errstate(all="ignore"):
+            expected = np.asarray(evaluate(point))[sample]
+            alone = np.concatenate(
+                [likelihood.evaluate_rows(point, likelihood.rows(np.array([i]))) for i in sample]
+            )
+        if not np.allclose(alone, expected, rtol=1e-6, atol=1e-9, equal_nan=True):
+            raise UnsupportedModelError(
+                _COUPLED.format(how="a record alone does not have the term it has among the others")
+            )
+
+
+def _refuse_lagged_copies(likelihood: RecordLikelihood) -> None:
+    columns = []
+    for leaf in likelihood.roles.record_data:
+        if not leaf.private or leaf.values.dtype.kind != "f":
+            continue
+        table = np.moveaxis(leaf.values, leaf.axis, 0).reshape(likelihood.roles.n_records, -1)
+        columns += [
+            (leaf.name, table[:, k])
+            for k in range(table.shape[1])
+            # Columns with few values, such as dummies, agree with their shifts by chance.
+            if len(np.unique(table[:1000, k])) >= _MIN_DISTINCT_FOR_LAGS
+        ]
+    for name, column in columns:
+        for other_name, other in columns:
+            for lag in range(1, _MAX_LAG + 1):
+                if np.array_equal(column[lag:], other[:-lag]):
+                    raise UnsupportedModelError(
+                        f"{other_name!r} is a copy of {name!r} shifted by {lag} record(s), so one "
+                        "person's value enters several records' terms. Make each person's whole "
+                        "series one record: one row of a two-dimensional observed variable."
+                    )

@@ -1,0 +1,124 @@
+"""A step's releases and their cost, before anything runs."""
+
+import math
+from dataclasses import dataclass
+
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.privacy.accounting import composed_epsilon
+from pymc_dp.privacy.events import times
+from pymc_dp.privacy.guarantee import RELATION, Guarantee
+from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.privacy.noisy_sum import acceptance_at_equal_density
+from pymc_dp.steps.base import PrivateStep
+from pymc_dp.tables import as_html, as_text
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will release and cost. Shows as text, and as a table in notebooks.
+
+    Parameters
+    ----------
+    guarantee : Guarantee
+        What the run will promise.
+    ledger : PrivacyLedger
+        The account it will be charged to.
+    """
+
+    guarantee: Guarantee
+    ledger: PrivacyLedger
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value, in order."""
+        g = self.guarantee
+        iterations = g.chains * g.iterations
+        rows = [
+            ("Step", g.step),
+            ("Protects", f"{g.unit}, {g.n_units:,} of them ({RELATION} neighbours)"),
+            ("Private data", ", ".join(g.private_data)),
+            ("Treated as public", ", ".join(g.public_data) or "nothing in the likelihood"),
+            (
+                "Chains",
+                f"{g.chains} × ({g.tune} tuning + {g.draws} draws) = {iterations:,} iterations",
+            ),
+        ]
+        for event in g.events:
+            kind = type(event).__name__.lower()
+            rows.append(
+                (
+                    "Releases",
+                    f"{event.count * iterations:,} {kind}, noise multiplier "
+                    f"{event.noise_multiplier:.6g}",
+                )
+            )
+        rows += [
+            ("Cost of the run", f"ε = {g.epsilon:.6g} at δ = {g.delta:.3g}"),
+            ("Cost of one draw alone", self._cost_of_one()),
+            ("Noise", g.noise_name + ("" if g.valid else "  (NO GUARANTEE)")),
+        ]
+        typical = g.settings.get("typical_noise_sd")
+        if isinstance(typical, float):
+            rows.append(
+                (
+                    "Typical proposal",
+                    f"noise sd {typical:.3g} in the log acceptance ratio; at most "
+                    f"{acceptance_at_equal_density(typical):.0%} accepted between equals",
+                )
+            )
+        rows.append(
+            (
+                "Settings",
+                ", ".join(
+                    f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
+                    for name, value in g.settings.items()
+                ),
+            )
+        )
+        if math.isfinite(self.ledger.epsilon):
+            rows.append(
+                (
+                    "Ledger",
+                    f"ε = {self.ledger.remaining():.4g} left of {self.ledger.epsilon:g} "
+                    f"at δ = {self.ledger.delta:.3g}",
+                )
+            )
+        return rows
+
+    def _cost_of_one(self) -> str:
+        g = self.guarantee
+        if not g.valid:
+            return "ε = inf"
+        return f"ε = {composed_epsilon(times(g.events, 1), g.delta):.3g} at the same δ"
+
+    def __str__(self) -> str:
+        return as_text("Privacy plan", self.rows)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html("Privacy plan", self.rows)
+
+
+def plan(step: PrivateStep) -> Plan:
+    """What a step will release and what it will cost. Free: nothing is read or charged.
+
+    Parameters
+    ----------
+    step : PrivateStep
+        A built step, such as ``DPPenalty(...)``.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If `step` is not a private step.
+    """
+    if not isinstance(step, PrivateStep):
+        raise PrivacyConfigurationError(
+            f"`plan` takes a private step, such as DPPenalty(...). Found {type(step).__name__}."
+        )
+    return Plan(step.guarantee, step.ledger)

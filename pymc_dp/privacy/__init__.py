@@ -1,0 +1,1 @@
+"""Mechanisms, accounting and the ledger. Knows nothing of PyMC."""

@@ -1,0 +1,139 @@
+"""What a run promises, as public data."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pymc_dp.privacy.accounting import composed_epsilon
+from pymc_dp.privacy.events import Event, times, to_json
+from pymc_dp.privacy.ledger import RunPlan
+
+RELATION = "substitute-one"
+ACCOUNTANT = "gaussian-dp, closed form"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The promise of one run and everything needed to check it. All of it is public.
+
+    Parameters
+    ----------
+    run_id : int
+        Public random name of the run.
+    step : str
+        The algorithm.
+    events : tuple of Event
+        Releases of one iteration.
+    draws, tune, chains : int
+        The run's size; every iteration of every chain is a release.
+    budget : float, optional
+        ε asked for. The composed ε is never above it.
+    delta : float
+        δ.
+    unit : str
+        The unit of privacy.
+    n_units, n_records : int
+        Public sizes.
+    noise : str
+        Name of the noise source.
+    secure : bool
+        Whether a guarantee can rest on the noise.
+    settings : mapping
+        The step's settings, for the record.
+    variables : tuple of str
+        What the posterior may contain.
+    private_data, public_data, record_dims : tuple of str
+        Names only.
+    """
+
+    run_id: int
+    step: str
+    events: tuple[Event, ...]
+    draws: int
+    tune: int
+    chains: int
+    budget: float | None
+    delta: float
+    unit: str
+    n_units: int
+    n_records: int
+    noise: str
+    secure: bool
+    settings: Mapping[str, float | str] = field(default_factory=dict)
+    variables: tuple[str, ...] = ()
+    private_data: tuple[str, ...] = ()
+    public_data: tuple[str, ...] = ()
+    record_dims: tuple[str, ...] = ()
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of one chain, tuning included."""
+        return self.tune + self.draws
+
+    @cached_property
+    def epsilon(self) -> float:
+        """ε of the whole run at :attr:`delta`; infinite if the noise carries no guarantee."""
+        if not self.secure:
+            return math.inf
+        if self.budget is not None:
+            return self.budget
+        return composed_epsilon(self.run_plan.total, self.delta)
+
+    @property
+    def valid(self) -> bool:
+        """Whether there is a promise at all."""
+        return self.secure and math.isfinite(self.epsilon)
+
+    @cached_property
+    def run_plan(self) -> RunPlan:
+        """What the ledger is asked for."""
+        return RunPlan(
+            run=f"{self.run_id:016x}",
+            description=f"This run of {self.step}",
+            events=self.events,
+            chains=self.chains,
+            iterations=self.iterations,
+        )
+
+    @property
+    def noise_name(self) -> str:
+        """Name of the noise source, or "none" when the multiplier is 0."""
+        silent = any(e.noise_multiplier == 0 for e in self.events)
+        return "none" if silent else self.noise
+
+    @property
+    def sentence(self) -> str:
+        """The promise, for a report."""
+        if not self.valid:
+            return (
+                f"NOT PRIVATE: these draws were made with noise source {self.noise_name!r}, "
+                "or without a finite budget. They carry no guarantee and must not be released."
+            )
+        return (
+            f"These draws are ({self.epsilon:g}, {self.delta:.3g})-differentially private with "
+            f"respect to replacing {self.unit} among {self.n_units:,}: all "
+            f"{self.chains * self.iterations:,} iterations ({self.chains} chain(s), tuning "
+            "included) together."
+        )
+
+    def attrs(self, version: str) -> dict[str, str | float | int]:
+        """Root attributes of a result: numbers and text only, so that every format keeps them."""
+        return {
+            "privacy_epsilon": self.epsilon,
+            "privacy_delta": self.delta,
+            "privacy_relation": RELATION,
+            "privacy_unit": self.unit,
+            "privacy_units": self.n_units,
+            "privacy_accountant": ACCOUNTANT,
+            "privacy_noise": self.noise_name,
+            "privacy_valid": int(self.valid),
+            "privacy_events": to_json(times(self.events, self.chains * self.iterations)),
+            "privacy_step": self.step,
+            "privacy_settings": json.dumps(dict(self.settings)),
+            "privacy_statement": self.sentence,
+            "privacy_schema_version": SCHEMA_VERSION,
+            "pymc_dp_version": version,
+        }

@@ -1,0 +1,379 @@
+"""The account: what a data set's privacy budget is and what has been spent of it.
+
+Backed by SQLite because chains run in separate processes and analyses in separate scripts, and
+because the host restores a step's state before every chain: a count kept in the step alone could
+be wound back. Nothing is ever deleted or refunded. No data, and no hash of data, are stored.
+"""
+
+import math
+import os
+import sqlite3
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pymc_dp.exceptions import LedgerError, PrivacyBudgetExceeded, PrivacyConfigurationError
+from pymc_dp.privacy.accounting import check_delta, check_epsilon, composed_epsilon
+from pymc_dp.privacy.events import Event, Gaussian, from_json, times, to_json
+
+FORMAT_VERSION = 1
+_APPLICATION_ID = 0x70796470  # "pydp" in ASCII: how SQLite files say whose they are
+_BUSY_SECONDS = 60.0
+
+_SCHEMA = f"""
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {FORMAT_VERSION};
+CREATE TABLE account (epsilon REAL NOT NULL, delta REAL NOT NULL);
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, description TEXT NOT NULL, events TEXT NOT NULL,
+    chains INTEGER NOT NULL, iterations INTEGER NOT NULL,
+    reserved_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+);
+CREATE TABLE slots (
+    run TEXT NOT NULL, slot INTEGER NOT NULL, used INTEGER NOT NULL, PRIMARY KEY (run, slot)
+);
+"""
+
+# SQLite forbids carrying a connection across a fork, closing included: a child parks here what it
+# inherited and opens its own.
+_inherited: list[sqlite3.Connection] = []
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What one run will release, fixed before it starts.
+
+    Parameters
+    ----------
+    run : str
+        Public random name of the run.
+    description : str
+        For people: which step, on what.
+    events : tuple of Event
+        The releases of one iteration.
+    chains : int
+        Number of chains, each of which claims one slot.
+    iterations : int
+        Iterations of one chain, tuning included.
+    """
+
+    run: str
+    description: str
+    events: tuple[Event, ...]
+    chains: int
+    iterations: int
+
+    @property
+    def total(self) -> tuple[Event, ...]:
+        """Every release of the run."""
+        return times(self.events, self.chains * self.iterations)
+
+
+@dataclass
+class Permit:
+    """The paid-for releases of one iteration. Each can be taken once.
+
+    Parameters
+    ----------
+    slot, iteration : int
+        Public address of the iteration in its run.
+    events : tuple of Event
+        The releases that were charged.
+    """
+
+    slot: int
+    iteration: int
+    events: tuple[Event, ...]
+    _taken: list[float] = field(default_factory=list)
+
+    def take(self, noise_multiplier: float) -> tuple[int, int, int]:
+        """Use up one Gaussian release of this multiplier; return its address.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If no such release is left in the permit.
+        """
+        covered = sum(
+            e.count
+            for e in self.events
+            if isinstance(e, Gaussian) and e.noise_multiplier == noise_multiplier
+        )
+        if self._taken.count(noise_multiplier) >= covered:
+            raise PrivacyBudgetExceeded(
+                f"A release with noise multiplier {noise_multiplier:.6g} is not, or no longer, "
+                "part of what this iteration has paid for."
+            )
+        self._taken.append(noise_multiplier)
+        return self.slot, self.iteration, len(self._taken) - 1
+
+
+class PrivacyLedger:
+    """One privacy account per sensitive data set.
+
+    Parameters
+    ----------
+    path : path-like, optional
+        The account's file; created if missing. Without one, a private temporary file is used,
+        which lives as long as the object that made it.
+    epsilon, delta : float, optional
+        The total budget. Required to open a new account; when the file exists they may be left
+        out, and must agree with it if given.
+
+    Raises
+    ------
+    LedgerError
+        If the file is damaged, not writable, not a ledger, or of a newer version.
+    PrivacyConfigurationError
+        If the budget is missing, out of range, or not the file's.
+
+    Notes
+    -----
+    Reservation is atomic across processes (one SQLite transaction). A run's whole cost is
+    reserved before its first release, and every iteration is counted in the file before data are
+    read for it, so that a crash loses nothing and a restored state cannot release twice. The
+    composition is adaptive: later runs may be chosen in the light of earlier results, as long as
+    the total stays within (ε, δ) fixed beforehand (a privacy filter; Rogers, Roth, Ullman and
+    Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022).
+
+    Examples
+    --------
+    >>> ledger = PrivacyLedger(epsilon=4.0, delta=1e-6)
+    >>> ledger.remaining()
+    4.0
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+    ):
+        self._connection: sqlite3.Connection | None = None
+        self._owner_pid = 0
+        if path is None:
+            directory = tempfile.mkdtemp(prefix="pymc_dp_")
+            self.path = Path(directory) / "account.ledger"
+            weakref.finalize(self, _remove_temporary, self.path, os.getpid())
+        else:
+            self.path = Path(path).absolute()
+        is_new = not self.path.exists() or self.path.stat().st_size == 0
+        if is_new and (epsilon is None or delta is None):
+            raise PrivacyConfigurationError(
+                "A new ledger needs its total budget: PrivacyLedger(path, epsilon=..., delta=...)."
+            )
+        budget = (
+            None if epsilon is None else check_epsilon(epsilon),
+            None if delta is None else check_delta(delta),
+        )
+        with self._open() as db:
+            if is_new:
+                self._create(db, *budget)
+            self._check_format(db)
+            self.epsilon, self.delta = db.execute("SELECT epsilon, delta FROM account").fetchone()
+        if budget[0] not in (None, self.epsilon) or budget[1] not in (None, self.delta):
+            raise PrivacyConfigurationError(
+                f"The ledger {self.path.name} has the budget ε = {self.epsilon:g}, "
+                f"δ = {self.delta:g}, not the one given. Leave `epsilon` and `delta` out to open it."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connection": None, "_owner_pid": 0}
+
+    def __repr__(self) -> str:
+        return f"PrivacyLedger({str(self.path)!r}, epsilon={self.epsilon:g}, delta={self.delta:g})"
+
+    # -- what a user asks -------------------------------------------------------------------
+
+    def spent(self) -> float:
+        """ε reserved so far, at the account's δ. Rounded up."""
+        return composed_epsilon(self.events(), self.delta)
+
+    def remaining(self) -> float:
+        """The budget's ε minus :meth:`spent`.
+
+        A guide only: releases compose better than their ε add up, so more than this may fit.
+        """
+        return max(0.0, self.epsilon - self.spent())
+
+    def events(self) -> tuple[Event, ...]:
+        """Every release reserved so far, in order."""
+        return tuple(event for plan in self.runs() for event in plan.total)
+
+    def runs(self) -> list[RunPlan]:
+        """Every run reserved so far, in order."""
+        with self._open() as db:
+            return self._runs(db)
+
+    # -- what a step does -------------------------------------------------------------------
+
+    def reserve(self, plan: RunPlan) -> None:
+        """Charge a whole run, before any data are read. Doing it again costs nothing.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If the run does not fit; the account is as it was.
+        """
+        with self._open(durable=True) as db, _transaction(db):
+            earlier = self._runs(db)
+            if any(known.run == plan.run for known in earlier):
+                if plan not in earlier:
+                    raise LedgerError(
+                        "The ledger holds another plan for this run. Build the step again."
+                    )
+                return
+            events = [e for known in earlier for e in known.total]
+            cost = composed_epsilon([*events, *plan.total], self.delta)
+            if not cost <= self.epsilon:
+                spent = composed_epsilon(events, self.delta)
+                raise PrivacyBudgetExceeded(
+                    f"{plan.description} would bring the account to ε = {cost:.4g} at "
+                    f"δ = {self.delta:g}; its budget is ε = {self.epsilon:g}, of which "
+                    f"{spent:.4g} is spent. Ask for a smaller `epsilon` or for fewer draws, "
+                    "chains or tuning steps. No data were read and nothing was charged."
+                )
+            db.execute(
+                "INSERT INTO runs (run, description, events, chains, iterations) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (plan.run, plan.description, to_json(plan.events), plan.chains, plan.iterations),
+            )
+
+    def claim(self, plan: RunPlan) -> int:
+        """Take the next free slot of a reserved run: one per chain.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If every slot is taken.
+        """
+        with self._open(durable=True) as db, _transaction(db):
+            (taken,) = db.execute(
+                "SELECT COUNT(*) FROM slots WHERE run = ?", (plan.run,)
+            ).fetchone()
+            if taken >= plan.chains:
+                raise PrivacyBudgetExceeded(
+                    f"{plan.description} was planned and paid for {plan.chains} chain(s), and all "
+                    "of them have started. A step serves one call of `pm.sample`: build a new one, "
+                    "with `chains` set to the number you will run."
+                )
+            db.execute("INSERT INTO slots VALUES (?, ?, 0)", (plan.run, taken))
+        return int(taken)
+
+    def charge(self, plan: RunPlan, slot: int, used: int) -> Permit:
+        """Count iteration number `used` of a slot, in the file; hand out its permit.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If the slot has run its planned number of iterations, or if the iteration has been
+            counted already: a stored sampler state that was continued once cannot be again.
+        """
+        if used >= plan.iterations:
+            raise PrivacyBudgetExceeded(
+                f"{plan.description} was planned and paid for {plan.iterations} iterations per "
+                "chain (tuning included), and they are used up. Plan more `draws` beforehand, or "
+                "build a new step."
+            )
+        with self._open() as db:
+            counted = db.execute(
+                "UPDATE slots SET used = used + 1 WHERE run = ? AND slot = ? AND used = ?",
+                (plan.run, slot, used),
+            ).rowcount
+        if counted != 1:
+            raise PrivacyBudgetExceeded(
+                "This sampler state has been continued before: what it paid for is released. "
+                "Continue from the latest state, or build a new step."
+            )
+        return Permit(slot, used, plan.events)
+
+    # -- the file ---------------------------------------------------------------------------
+
+    @contextmanager
+    def _open(self, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """The process' own connection; every SQLite complaint becomes a :class:`LedgerError`.
+
+        `durable` writes survive a power cut; the others, a crash of the process. An iteration's
+        count is of the second kind, as its cost has been reserved durably before.
+        """
+        try:
+            if self._connection is None or self._owner_pid != os.getpid():
+                if self._connection is not None:
+                    _inherited.append(self._connection)
+                self._connection = sqlite3.connect(
+                    self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                )
+                self._owner_pid = os.getpid()
+                self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            yield self._connection
+        except sqlite3.Error as error:
+            raise LedgerError(
+                f"The ledger {self.path} cannot be used: {error}. If the file is read-only, make "
+                "it writable; if it is damaged, restore it from a backup, as a budget whose "
+                "spending is unknown must count as spent."
+            ) from error
+
+    @staticmethod
+    def _create(db: sqlite3.Connection, epsilon: float | None, delta: float | None) -> None:
+        db.execute("BEGIN EXCLUSIVE")
+        (tables,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if not tables:  # another process may have been first
+            for statement in _SCHEMA.strip().split(";\n"):
+                db.execute(statement)
+            db.execute("INSERT INTO account VALUES (?, ?)", (epsilon, delta))
+        db.execute("COMMIT")
+
+    def _check_format(self, db: sqlite3.Connection) -> None:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if application != _APPLICATION_ID:
+            raise LedgerError(f"{self.path} is a database, but not a privacy ledger.")
+        if version > FORMAT_VERSION:
+            raise LedgerError(
+                f"{self.path} was written by a newer pymc-dp (format {version}; this one reads "
+                f"{FORMAT_VERSION}). Upgrade pymc-dp."
+            )
+        if db.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+            raise LedgerError(
+                f"{self.path} is damaged. Restore it from a backup: a budget whose spending is "
+                "unknown must count as spent."
+            )
+
+    @staticmethod
+    def _runs(db: sqlite3.Connection) -> list[RunPlan]:
+        rows = db.execute(
+            "SELECT run, description, events, chains, iterations FROM runs ORDER BY rowid"
+        )
+        return [RunPlan(run, what, from_json(e), k, n) for run, what, e, k, n in rows]
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _remove_temporary(path: Path, pid: int) -> None:
+    """Delete a temporary account and its folder, in the process that made it."""
+    if os.getpid() != pid:
+        return
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    if path.parent.exists() and not any(path.parent.iterdir()):
+        path.parent.rmdir()
+
+
+def unlimited() -> tuple[float, float]:
+    """Budget (ε, δ) of an account that refuses nothing: for runs whose own plan is the limit."""
+    return math.inf, 0.5

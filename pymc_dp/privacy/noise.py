@@ -1,0 +1,81 @@
+"""Where noise comes from.
+
+:class:`SecureNoise` is the only source a guarantee can rest on. :class:`InsecureSeededNoise` has
+the same interface and is reproducible; results made with it carry no guarantee and say so.
+Neither is ever driven by the ``random_seed`` of ``pm.sample``.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class NoiseSource(Protocol):
+    """Source of discrete Gaussian noise.
+
+    Attributes
+    ----------
+    name : str
+        What the metadata of a result calls it.
+    secure : bool
+        Whether a privacy guarantee can rest on it.
+    """
+
+    name: str
+    secure: bool
+
+    def discrete_gaussian(self, scale: float, size: int, at: tuple[int, ...]) -> NDArray[np.int64]:
+        r"""Draw `size` independent integers with mass :math:`\propto e^{-k^2/2\,scale^2}`.
+
+        `at` is the public address of the release (chain, iteration, release within it); only a
+        reproducible source has a use for it.
+        """
+        ...
+
+
+class SecureNoise:
+    """Discrete Gaussian noise from OpenDP's exact sampler, fed by the system's CSPRNG.
+
+    Exactly distributed on the integers, without floating point (Canonne, Kamath and Steinke,
+    *The Discrete Gaussian for Differential Privacy*, 2020). Safe across forked processes.
+    """
+
+    name = "opendp discrete gaussian"
+    secure = True
+
+    def discrete_gaussian(
+        self, scale: float, size: int, at: tuple[int, ...] = ()
+    ) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.discrete_gaussian`; `at` is not used."""
+        import opendp.prelude as opendp
+
+        opendp.enable_features("contrib")
+        space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
+        add_noise = opendp.m.make_gaussian(*space, scale=scale)
+        return np.asarray(add_noise([0] * size), dtype=np.int64)
+
+
+class InsecureSeededNoise:
+    """Reproducible rounded Gaussian noise, for tests and debugging only.
+
+    A result made with it has ``privacy_valid`` false and an infinite ε.
+
+    Parameters
+    ----------
+    seed : int
+        Fixes every draw: the same seed and the same release address give the same noise.
+    """
+
+    name = "insecure seeded"
+    secure = False
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def discrete_gaussian(
+        self, scale: float, size: int, at: tuple[int, ...] = ()
+    ) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.discrete_gaussian`."""
+        rng = np.random.default_rng([self.seed, *at])
+        return np.rint(scale * rng.standard_normal(size)).astype(np.int64)

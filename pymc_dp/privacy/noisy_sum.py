@@ -1,0 +1,117 @@
+"""The one primitive every mechanism on the curator's side is made of."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, add_clipped
+from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.noise import NoiseSource
+
+MAX_UNITS = 2**36
+"""With fewer units than this the integer sum cannot overflow."""
+
+_MAX_NOISE_SCALE = 2.0**56
+_BOUND_RANGE = (1e-200, 1e200)
+
+
+def noisy_sum(
+    terms: Iterable[NDArray[np.float64]],
+    *,
+    dimension: int | None = None,
+    bound: float,
+    noise_multiplier: float,
+    permit: Permit,
+    noise: NoiseSource,
+) -> NDArray[np.float64]:
+    r"""Sum over units of clipped terms, plus discrete Gaussian noise.
+
+    .. math:: \sum_i \operatorname{clip}_B(v_i) + \mathcal N(0, (z \cdot 2B)^2 I)
+
+    **Neighbouring relation**: substitute-one, at a public number of units. **Sensitivity**: 2B in
+    L2 norm (each unit's integer image has norm at most :data:`RESOLUTION`, so replacing one moves
+    the integer sum by at most twice that). **Guarantee**: one
+    ``Gaussian(noise_multiplier)`` event; 1/z-GDP and 1/(2z²)-zCDP, by Theorem 4 (zCDP) and
+    Theorem 7 (tail comparison) of Canonne, Kamath and Steinke (2020) for the discrete Gaussian.
+
+    The noise is discrete Gaussian on the grid B / :data:`RESOLUTION` and the sum is exact on that
+    grid, so the sensitivity holds on the machine and not only on paper. Truncation to the grid
+    moves the sum by less than ``units * B / RESOLUTION``.
+
+    Parameters
+    ----------
+    terms : iterable of ndarray
+        Chunks of per-unit terms, each of shape (units,) or (units, dimension). Give an iterable
+        that computes on demand: nothing is drawn from it before the permit is taken.
+    dimension : int, optional
+        Length of a unit's vector; leave out for scalars.
+    bound : float
+        Clipping bound B > 0. Must be public: a function of earlier releases and settings only.
+    noise_multiplier : float
+        z; 0 is allowed from an insecure noise source only.
+    permit : Permit
+        What the ledger handed out for this iteration. It must still contain this release.
+    noise : NoiseSource
+        Where the noise comes from.
+
+    Returns
+    -------
+    ndarray, shape () or (dimension,)
+        In the units of the terms.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If the bound or the multiplier is out of range.
+    PrivacyBudgetExceeded
+        If the permit does not cover this release; no term has been computed then.
+    """
+    if not _BOUND_RANGE[0] < bound < _BOUND_RANGE[1]:
+        raise PrivacyConfigurationError(
+            f"The clipping bound must be positive and finite. Found {bound!r}."
+        )
+    if dimension is not None and not 1 <= dimension <= MAX_DIMENSION:
+        raise PrivacyConfigurationError(
+            f"A release can have at most {MAX_DIMENSION} dimensions. Found {dimension!r}."
+        )
+    scale = noise_multiplier * 2 * RESOLUTION
+    if not 0 <= scale < _MAX_NOISE_SCALE or (scale == 0 and noise.secure):
+        raise PrivacyConfigurationError(
+            "`noise_multiplier` must be positive and below "
+            f"{_MAX_NOISE_SCALE / 2 / RESOLUTION:.0e}. Found {noise_multiplier!r}. Zero noise is "
+            "for debugging only and needs `noise=InsecureSeededNoise(seed)`."
+        )
+    address = permit.take(noise_multiplier)
+
+    total = np.zeros(dimension or 1, dtype=np.int64)
+    for chunk in terms:
+        add_clipped(chunk, bound, total)
+    if scale > 0:
+        total += noise.discrete_gaussian(scale, total.size, address)
+    released = total * (bound / RESOLUTION)
+    return released if dimension is not None else released[0]
+
+
+def noise_sd(bound: float, noise_multiplier: float) -> float:
+    """Standard deviation of the noise that :func:`noisy_sum` adds: z times the sensitivity 2B."""
+    return noise_multiplier * 2 * bound
+
+
+def check_units(units: int) -> None:
+    """Refuse more units than the integer sum can hold."""
+    if units >= MAX_UNITS:
+        raise PrivacyConfigurationError(
+            f"At most {MAX_UNITS} units of privacy can be summed exactly. Found {units}."
+        )
+
+
+def acceptance_at_equal_density(sigma: float) -> float:
+    r"""Probability :math:`2\Phi(-\sigma/2)` that the penalty test accepts a ratio of one.
+
+    Ceperley and Dewing (1999), Eq. 20: what noise of standard deviation `sigma` leaves of the
+    acceptance rate of a proposal between equally likely points.
+    """
+    return math.erfc(sigma / (2 * math.sqrt(2)))

@@ -1,0 +1,1 @@
+"""Private step methods: one file per algorithm, each a pure transition and a thin PyMC step."""

@@ -1,0 +1,377 @@
+"""What every private step has in common: its plan, its slot in the ledger, its public face."""
+
+import math
+import secrets
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from numpy.typing import ArrayLike, NDArray
+from pymc.blocking import DictToArrayBijection, RaveledVars
+from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
+from pymc.step_methods.state import dataclass_state
+from pymc.util import get_random_generator, get_value_vars_from_user_vars
+from rich.progress import TextColumn
+from rich.table import Column
+
+from pymc_dp.compat import CHAIN_START, enclosing_sampler
+from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
+from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.records import RecordLikelihood
+from pymc_dp.likelihood.roles import Roles, find_roles
+from pymc_dp.likelihood.separability import check_separability
+from pymc_dp.privacy.accounting import check_delta, check_epsilon, spending_curve
+from pymc_dp.privacy.events import Event
+from pymc_dp.privacy.guarantee import Guarantee
+from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.noise import NoiseSource, SecureNoise
+from pymc_dp.privacy.noisy_sum import check_units
+
+STATS: dict[str, tuple[Any, list[int]]] = {
+    "accepted": (bool, []),
+    "accept_rate": (np.float64, []),
+    "epsilon": (np.float64, []),
+    "delta": (np.float64, []),
+    "epsilon_spent": (np.float64, []),
+    "scale": (np.float64, []),
+    "privacy_run": (np.int64, []),
+}
+"""Every sampler statistic that may leave. Each is a function of noised releases and settings."""
+
+# `pm.sample` offers no way to attach a promise to its result, so a draw carries the run's public
+# number, and `release` finds here what the run promised.
+_guarantees: dict[int, Guarantee] = {}
+
+
+def guarantee_of_run(run_id: int) -> Guarantee | None:
+    """The promise of a run whose step was built in this process."""
+    return _guarantees.get(run_id)
+
+
+@dataclass_state
+class PrivateStepState(StepMethodState):
+    """State of a chain. Holds no data and nothing computed from them without noise.
+
+    The frozen fields tie it to its run: it can be continued, once, and never for longer than was
+    paid for.
+    """
+
+    run_id: int = field(metadata={"frozen": True})
+    iterations: int = field(metadata={"frozen": True})
+    slot: int
+    used: int
+    tuning_over: bool
+
+
+class PrivateStep(BlockedStep):
+    """Base of the private steps. A subclass says what an iteration releases and makes it.
+
+    Building a step compiles the model and checks it; it releases nothing and costs nothing. The
+    run is charged to the ledger at its first chain's start, and each iteration is counted there
+    before data are read for it.
+    """
+
+    default_blocked = True
+    default_tune_steps = 0
+    stats_dtypes_shapes = STATS
+    _state_class = PrivateStepState
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None,
+        *,
+        draws: int,
+        tune: int,
+        chains: int,
+        epsilon: float | None,
+        delta: float | None,
+        noise_multiplier: float | None,
+        unit: str | int | ArrayLike | None,
+        public: Sequence[str],
+        ledger: PrivacyLedger | None,
+        noise: NoiseSource | None,
+        chunk_size: int | None,
+        model: pm.Model | None,
+        compile_kwargs: Mapping[str, Any] | None,
+        rng: Any,
+        blocked: bool,
+    ):
+        self.model = pm.modelcontext(model)
+        _check_counts(draws=draws, tune=tune, chains=chains, chunk_size=chunk_size)
+        self._noise: NoiseSource = SecureNoise() if noise is None else noise
+        _check_budget(epsilon, noise_multiplier, self._noise)
+        self._roles = find_roles(self.model, unit, public)
+        check_units(self._roles.n_units)
+        self.vars = _all_value_vars(self.model, vars, blocked)
+        self._delta = check_delta(0.1 / self._roles.n_units if delta is None else delta)
+        self._likelihood = RecordLikelihood(
+            self.model, self._roles, chunk_size=chunk_size, compile_kwargs=compile_kwargs
+        )
+        check_separability(self.model, self._likelihood)
+        self._log_public = PublicLogDensity(self.model, compile_kwargs)
+        self._deterministics = {det.name for det in self.model.deterministics}
+
+        self.events = self._calibrate(
+            epsilon, self._delta, noise_multiplier, chains * (tune + draws)
+        )
+        self.run_id = secrets.randbits(62)
+        self.iterations = tune + draws
+        self.guarantee = Guarantee(
+            run_id=self.run_id,
+            step=type(self).__name__,
+            events=self.events,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            budget=epsilon,
+            delta=self._delta,
+            unit=self._roles.unit,
+            n_units=self._roles.n_units,
+            n_records=self._roles.n_records,
+            noise=self._noise.name,
+            secure=self._noise.secure,
+            settings=self._settings(),
+            variables=tuple(v.name for v in self.model.unobserved_RVs)
+            + tuple(v.name for v in self.model.value_vars),
+            private_data=tuple(leaf.name for leaf in self._roles.record_data if leaf.private),
+            public_data=self._roles.public_data,
+            record_dims=tuple(sorted(self._roles.record_dims)),
+        )
+        _guarantees[self.run_id] = self.guarantee
+        if ledger is not None and not self._noise.secure:
+            raise PrivacyConfigurationError(
+                "A ledger accounts for real guarantees; a run with insecure noise has none. Leave "
+                "`ledger` out, or `noise`."
+            )
+        self.ledger = ledger or PrivacyLedger(epsilon=math.inf, delta=self._delta)
+        self._spent = (
+            spending_curve(self.events, self.iterations, self._delta)
+            if self.guarantee.valid
+            else np.full(self.iterations, math.inf)
+        )
+        self.rng = get_random_generator(rng)
+        self.slot, self.used, self.tuning_over = -1, 0, False
+
+    # -- what a subclass provides -------------------------------------------------------------
+
+    @abstractmethod
+    def _calibrate(
+        self,
+        epsilon: float | None,
+        delta: float,
+        noise_multiplier: float | None,
+        iterations: int,
+    ) -> tuple[Event, ...]:
+        """Releases of one iteration, from the budget or from the multipliers."""
+
+    @abstractmethod
+    def _settings(self) -> dict[str, float | str]:
+        """Settings to put on record in the metadata."""
+
+    @abstractmethod
+    def _iterate(
+        self, theta: NDArray[np.float64], permit: Permit
+    ) -> tuple[NDArray[np.float64], dict[str, Any]]:
+        """One transition, and its own part of :data:`STATS`."""
+
+    def _start_chain(self) -> None:
+        """Forget the previous chain."""
+
+    # -- the chain ----------------------------------------------------------------------------
+
+    def reserve(self) -> None:
+        """Charge the whole run to the ledger; again and again costs nothing more."""
+        self.ledger.reserve(self.guarantee.run_plan)
+
+    def _begin(self, rng: Any) -> None:
+        self.rng = get_random_generator(rng, copy=False)
+        self._check_host()
+        self.reserve()
+        self.slot = self.ledger.claim(self.guarantee.run_plan)
+        self.used, self.tuning_over = 0, False
+        self._start_chain()
+
+    def stop_tuning(self) -> None:
+        """Called by the host when tuning ends; before the first iteration if there is none."""
+        self.tuning_over = True
+
+    def step(self, point: dict[str, NDArray[Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """One iteration.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If it is not part of what was paid for. No data are read then.
+        """
+        start = DictToArrayBijection.map({v.name: point[v.name] for v in self.vars})
+        self._check_phase()
+        if self.slot < 0:
+            self.reserve()
+            self.slot = self.ledger.claim(self.guarantee.run_plan)
+        permit = self.ledger.charge(self.guarantee.run_plan, self.slot, self.used)
+        self.used += 1
+        theta, info = self._iterate(np.asarray(start.data, dtype=np.float64), permit)
+        stats = {
+            "epsilon": self.guarantee.epsilon,
+            "delta": self.guarantee.delta,
+            "epsilon_spent": self._spent[self.used - 1],
+            "privacy_run": self.run_id,
+            **info,
+        }
+        return DictToArrayBijection.rmap(RaveledVars(theta, start.point_map_info)), [stats]
+
+    def _check_host(self) -> None:
+        """Refuse a run that does not match the plan, before it is paid for."""
+        added = {det.name for det in self.model.deterministics} - self._deterministics
+        if added:
+            raise UnsupportedModelError(
+                f"The Deterministics {sorted(added)} were added after the step was built, so they "
+                "have not been checked for private data. Build the step again."
+            )
+        call = enclosing_sampler()
+        if call is None:
+            return
+        strangers = [type(s).__name__ for s in call.steps if s is not self]
+        if strangers:
+            raise UnsupportedModelError(
+                f"{type(self).__name__} updates all variables, but the run has other steps too "
+                f"({strangers}), which would read the data without noise. Give `step=` this one "
+                "step only."
+            )
+        planned = self.guarantee
+        if call.tune != planned.tune:
+            self._refuse_tune(f"{call.tune}")
+        if call.draws > planned.draws:
+            raise PrivacyConfigurationError(
+                f"`pm.sample` was asked for {call.draws} draws, but the step was built for "
+                f"{planned.draws}, and its noise is calibrated to that. Give both the same number. "
+                "Nothing has been charged."
+            )
+
+    def _check_phase(self) -> None:
+        if self.tuning_over != (self.used >= self.guarantee.tune):
+            self._refuse_tune("fewer" if self.tuning_over else "more")
+
+    def _refuse_tune(self, found: str) -> None:
+        raise PrivacyConfigurationError(
+            f"The step was built for tune={self.guarantee.tune}, but the run has {found} tuning "
+            "iterations. Each of them is a release and costs budget: give `pm.sample` and the step "
+            "the same `tune` (PyMC 5 runs 1000 unless told otherwise)."
+        )
+
+    @staticmethod
+    def competence(var: Any, has_grad: bool = False) -> Competence:
+        """Never picked by PyMC on its own: spending budget is a decision."""
+        return Competence.INCOMPATIBLE
+
+    # -- progress bar -------------------------------------------------------------------------
+
+    @staticmethod
+    def _progressbar_config(n_chains: int = 1) -> tuple[list[TextColumn], dict[str, list[float]]]:
+        columns = [
+            TextColumn(
+                "{task.fields[accept_rate]:0.2f}", table_column=Column("Acceptance", ratio=1)
+            ),
+            TextColumn(
+                "{task.fields[epsilon_spent]:0.3f}", table_column=Column("ε spent", ratio=1)
+            ),
+        ]
+        return columns, {"accept_rate": [0.0] * n_chains, "epsilon_spent": [0.0] * n_chains}
+
+    @staticmethod
+    def _make_progressbar_update_functions() -> tuple[Any, ...]:
+        def update(stats: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                "accept_rate": stats["accept_rate"],
+                "epsilon_spent": stats["epsilon_spent"],
+                "failing": False,
+            }
+
+        return (update,)
+
+    @property
+    def roles(self) -> Roles:
+        """Private and public parts of the model."""
+        return self._roles
+
+
+def _on_chain_start_with_length(self: PrivateStep, rng: Any, tune: int, draws: int) -> None:
+    """PyMC 6 calls this once per chain."""
+    self._begin(rng)
+
+
+def _on_chain_start(self: PrivateStep, rng: Any) -> None:
+    """PyMC 5 calls this once per chain."""
+    self._begin(rng)
+
+
+setattr(
+    PrivateStep,
+    CHAIN_START,
+    _on_chain_start_with_length if CHAIN_START == "setup_chain" else _on_chain_start,
+)
+
+
+# -- checking arguments -----------------------------------------------------------------------------
+
+
+def _check_counts(*, draws: int, tune: int, chains: int, chunk_size: int | None) -> None:
+    least = {"draws": (draws, 1), "tune": (tune, 0), "chains": (chains, 1)}
+    if chunk_size is not None:
+        least["chunk_size"] = (chunk_size, 1)
+    for name, (value, minimum) in least.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+            raise PrivacyConfigurationError(
+                f"`{name}` must be a whole number, {minimum} or more. Found {value!r}."
+            )
+
+
+def _check_budget(
+    epsilon: float | None, noise_multiplier: float | None, noise: NoiseSource
+) -> None:
+    if (epsilon is None) == (noise_multiplier is None):
+        raise PrivacyConfigurationError(
+            "Give either a budget (`epsilon`, and `delta` if not 0.1 / units) or a "
+            "`noise_multiplier`, which then fixes the ε that is spent."
+        )
+    if epsilon is not None:
+        check_epsilon(epsilon)
+        if math.isinf(epsilon):
+            raise PrivacyConfigurationError(
+                "`epsilon` must be finite. To debug without noise, say so: `noise_multiplier=0, "
+                "noise=InsecureSeededNoise(seed)`."
+            )
+    if noise_multiplier is not None:
+        z = noise_multiplier
+        if not (isinstance(z, int | float) and math.isfinite(z) and z >= 0):
+            raise PrivacyConfigurationError(
+                f"`noise_multiplier` must be a positive number. Found {z!r}."
+            )
+        if z == 0 and noise.secure:
+            raise PrivacyConfigurationError(
+                "`noise_multiplier=0` releases the data as they are. To debug without noise, say so: "
+                "add `noise=InsecureSeededNoise(seed)`; the result will carry no guarantee."
+            )
+
+
+def _all_value_vars(model: pm.Model, vars: Sequence[Any] | None, blocked: bool) -> list[Any]:
+    if not blocked:
+        raise PrivacyConfigurationError(
+            "`blocked=False` would make one step per variable and multiply the cost by their "
+            "number. Leave it out."
+        )
+    everything = list(model.value_vars)
+    if vars is not None:
+        chosen = vars if isinstance(vars, Sequence) else [vars]
+        covered = {v.name for v in get_value_vars_from_user_vars(list(chosen), model)}
+        missing = [rv.name for rv in model.free_RVs if model.rvs_to_values[rv].name not in covered]
+        if missing:
+            raise UnsupportedModelError(
+                f"The free variables {missing} are not covered by this step. PyMC would give them an "
+                "ordinary step method, which reads the data without noise. Leave `vars` out: a "
+                "private step updates all variables."
+            )
+    return everything
