@@ -207,7 +207,7 @@ def record_graph(model: pm.Model, roles: Roles) -> tuple[Variable, Variable, lis
         total = strip_checks(lower_named_dims(total))
     except PrivacyError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         # The cause may quote graph constants, which hold data: it is not chained.
         raise UnsupportedModelError(
             f"The per-record log-likelihood of {[rv.name for rv in observed]} could not be derived "

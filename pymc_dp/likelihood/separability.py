@@ -1,4 +1,4 @@
-"""Is the log-likelihood a sum over records, each term a function of that record alone?
+"""Checks that the log-likelihood is a sum over records, each term a function of that record.
 
 All guarantees rest on it, so it is checked when a step is built, on the data themselves. Only
 whether the checks pass leaves; a failure costs nothing, as nothing has been released. They cannot

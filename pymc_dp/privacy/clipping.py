@@ -24,7 +24,7 @@ _BLOCK = 2**20
 
 
 @numba.njit(cache=True, error_model="numpy", fastmath={"reassoc"})
-def _add_clipped_scalars(terms, bound, resolution, total):
+def _add_clipped_scalars(terms, bound, resolution, total):  # type: ignore[no-untyped-def]
     per_unit = resolution / bound
     for start in range(0, terms.shape[0], _BLOCK):
         subtotal = 0.0
@@ -38,7 +38,7 @@ def _add_clipped_scalars(terms, bound, resolution, total):
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _add_clipped_vectors(terms, bound, resolution, shrink, total):
+def _add_clipped_vectors(terms, bound, resolution, shrink, total):  # type: ignore[no-untyped-def]
     n, d = terms.shape
     for i in range(n):
         unit = 1.0

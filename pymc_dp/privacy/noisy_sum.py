@@ -91,8 +91,8 @@ def noisy_sum(
         add_clipped(chunk, bound, total)
     if scale > 0:
         total += noise.discrete_gaussian(scale, total.size, address)
-    released = total * (bound / RESOLUTION)
-    return released if dimension is not None else released[0]
+    released = total * np.float64(bound / RESOLUTION)
+    return released if dimension is not None else released.reshape(())
 
 
 def noise_sd(bound: float, noise_multiplier: float) -> float:

@@ -207,7 +207,7 @@ class DPPenalty(PrivateStep):
         self._metric = _metric_factor(metric, d)
         self._target_accept = _fraction("target_accept", target_accept)
         self._tempering = 1.0 if tempering is None else _fraction("tempering", tempering, one=True)
-        self._proposal, self._first_scale = _proposal_factor(scale, d)
+        self._proposal, self._given_scale = _proposal_factor(scale, d)
         super().__init__(
             vars,
             draws=draws,
@@ -235,13 +235,10 @@ class DPPenalty(PrivateStep):
         noise_multiplier: float | None,
         iterations: int,
     ) -> tuple[Event, ...]:
-        z = noise_multiplier
-        if z is None:
-            assert epsilon is not None
-            z = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations)
-        self._z = float(z)
-        if self._first_scale is None:
-            self._first_scale = self._default_scale()
+        if epsilon is not None:
+            noise_multiplier = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations)
+        self._z = float(noise_multiplier or 0.0)
+        self._first_scale = self._given_scale or self._default_scale()
         return (Gaussian(self._z),)
 
     def _default_scale(self) -> float:
@@ -253,7 +250,6 @@ class DPPenalty(PrivateStep):
         return min(posterior, _SIGMA_OF_DEFAULT_SCALE / noise) if noise > 0 else posterior
 
     def _settings(self) -> dict[str, float | str]:
-        assert self._first_scale is not None
         return {
             "clip": self._clip,
             "scale": self._first_scale,
@@ -270,14 +266,12 @@ class DPPenalty(PrivateStep):
         }
 
     def _start_chain(self) -> None:
-        assert self._first_scale is not None
         self.log_scale = math.log(self._first_scale)
-        self._cached_theta: Vector | None = None
-        self._cached_terms: Vector | None = None
+        self._cache: tuple[Vector, Vector] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Terms of single units stay in the process that computed them.
-        return {**self.__dict__, "_cached_theta": None, "_cached_terms": None}
+        return {**self.__dict__, "_cache": None}
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         scale = math.exp(self.log_scale)
@@ -310,7 +304,7 @@ class DPPenalty(PrivateStep):
             tempering=self._tempering,
         )
         if info.accepted:
-            self._cached_theta, self._cached_terms = new, proposed_terms[0]
+            self._cache = new, proposed_terms[0]
         if not self.tuning_over:
             # Robbins-Monro on a function of released numbers: costs nothing beyond the iteration.
             self.log_scale += (info.accept_rate - self._target_accept) / self.used**0.6
@@ -318,9 +312,9 @@ class DPPenalty(PrivateStep):
 
     def _terms_at(self, theta: Vector) -> Vector:
         """Per-unit log-likelihoods of the current point, which the previous iteration mostly has."""
-        if self._cached_terms is None or not np.array_equal(theta, self._cached_theta):
-            self._cached_theta, self._cached_terms = theta.copy(), self._likelihood(theta)
-        return self._cached_terms
+        if self._cache is None or not np.array_equal(theta, self._cache[0]):
+            self._cache = theta.copy(), self._likelihood(theta)
+        return self._cache[1]
 
 
 def _positive(name: str, value: float) -> float:
@@ -337,16 +331,17 @@ def _fraction(name: str, value: float, one: bool = False) -> float:
     return float(value)
 
 
-def _matrix_factor(name: str, value: NDArray[np.float64], d: int) -> NDArray[np.float64]:
+def _matrix_factor(name: str, value: Vector) -> Vector:
     """Upper Cholesky factor R, RᵀR = value."""
     try:
         if not np.allclose(value, value.T):
             raise np.linalg.LinAlgError
-        return np.linalg.cholesky(value).T
+        factor: Vector = np.linalg.cholesky(value).T
     except np.linalg.LinAlgError:
         raise PrivacyConfigurationError(
             f"`{name}` as a matrix must be symmetric and positive definite."
         ) from None
+    return factor
 
 
 def _checked_array(name: str, value: ArrayLike, d: int) -> NDArray[np.float64]:
@@ -366,7 +361,7 @@ def _metric_factor(metric: ArrayLike | None, d: int) -> NDArray[np.float64]:
     if metric is None:
         return np.eye(d)
     array = _checked_array("metric", metric, d)
-    return np.diag(np.sqrt(array)) if array.ndim == 1 else _matrix_factor("metric", array, d)
+    return np.diag(np.sqrt(array)) if array.ndim == 1 else _matrix_factor("metric", array)
 
 
 def _proposal_factor(
@@ -378,4 +373,4 @@ def _proposal_factor(
     if np.ndim(scale) == 0:
         return np.eye(d), _positive("scale", float(np.asarray(scale)))
     array = _checked_array("scale", scale, d)
-    return (np.diag(array) if array.ndim == 1 else _matrix_factor("scale", array, d).T), 1.0
+    return (np.diag(array) if array.ndim == 1 else _matrix_factor("scale", array).T), 1.0
