@@ -336,7 +336,7 @@ def _matrix_factor(name: str, value: Vector) -> Vector:
     try:
         if not np.allclose(value, value.T):
             raise np.linalg.LinAlgError
-        factor: Vector = np.linalg.cholesky(value).T
+        factor = np.asarray(np.linalg.cholesky(value).T, dtype=np.float64)
     except np.linalg.LinAlgError:
         raise PrivacyConfigurationError(
             f"`{name}` as a matrix must be symmetric and positive definite."
