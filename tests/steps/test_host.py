@@ -1,0 +1,296 @@
+"""DPPenalty inside pm.sample: processes, states, slots, and runs that do not match the plan."""
+
+import copy
+import multiprocessing
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+from pymc_dp.compat import CHAIN_START
+from pymc_dp.steps.base import STATS
+
+
+def start_chain(step, seed=0):
+    """What pm.sample does before a chain's first iteration."""
+    arguments = (0, step.guarantee.draws) if CHAIN_START == "setup_chain" else ()
+    getattr(step, CHAIN_START)(np.random.default_rng(seed), *arguments)
+    step.stop_tuning()
+
+
+@pytest.mark.parametrize(
+    ("cores", "method"), [(1, "fork"), (2, "fork"), (2, "spawn"), (2, "forkserver")]
+)
+def test_two_chains_one_ledger(cores, method, logistic, fast):
+    """The sum is charged once; a third chain is refused before it reads data."""
+    model = logistic()
+    ledger = dp.PrivacyLedger(epsilon=2.0, delta=1e-5)
+    step = dp.DPPenalty(
+        epsilon=1.0, delta=1e-5, draws=15, chains=2, ledger=ledger, model=model, **fast
+    )
+    keywords = {
+        "cores": cores,
+        "mp_ctx": multiprocessing.get_context(method),
+        "progressbar": False,
+        "compute_convergence_checks": False,
+    }
+    idata = pm.sample(15, tune=0, chains=2, step=step, model=model, random_seed=1, **keywords)
+    assert idata.posterior.sizes["chain"] == 2
+    first, second = idata.posterior["beta"].values
+    assert not np.array_equal(first, second)
+    assert 0.99 < ledger.spent() <= 1.0
+    assert ledger.events()[0].count == 30
+    before = ledger.spent()
+    with pytest.raises(Exception, match="all of them have started"):
+        pm.sample(15, tune=0, chains=1, step=step, model=model, **keywords)
+    assert ledger.spent() == before
+
+
+def test_more_chains_than_planned_are_refused(logistic, quiet, fast):
+    model = logistic()
+    step = dp.DPPenalty(epsilon=1.0, draws=10, chains=1, model=model, **fast)
+    with pytest.raises(dp.PrivacyBudgetExceeded, match=r"`chains`"):
+        pm.sample(10, tune=0, chains=2, step=step, model=model, **quiet)
+
+
+def test_stats_are_the_whitelist_and_epsilon_adds_up(logistic, quiet, fast):
+    model = logistic()
+    step = dp.DPPenalty(epsilon=1.5, delta=1e-4, draws=20, chains=2, model=model, **fast)
+    idata = pm.sample(20, tune=0, chains=2, step=step, model=model, **quiet)
+    stats = idata.sample_stats
+    assert set(stats.data_vars) == set(STATS)
+    assert (stats["epsilon"].values == 1.5).all()
+    assert (stats["delta"].values == 1e-4).all()
+    spent = stats["epsilon_spent"].values
+    assert (np.diff(spent, axis=1) > 0).all()
+    assert (spent < 1.5).all()  # one chain's part of the run
+
+
+def test_reserving_happens_before_data_are_read(logistic, quiet, fast, monkeypatch):
+    """A run that does not fit is refused without a single likelihood evaluation."""
+    model = logistic()
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+    step = dp.DPPenalty(epsilon=3.0, delta=1e-5, draws=10, ledger=ledger, model=model, **fast)
+    monkeypatch.setattr(step, "_likelihood", None)  # calling it would raise TypeError
+    with pytest.raises(dp.PrivacyBudgetExceeded, match="budget is ε = 1"):
+        pm.sample(10, tune=0, chains=1, step=step, model=model, **quiet)
+    assert ledger.spent() == 0
+
+
+def test_building_a_step_costs_nothing(logistic, fast):
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, draws=5, ledger=ledger, model=logistic(), **fast)
+    dp.plan(step)
+    assert ledger.spent() == 0
+    assert ledger.runs() == []
+
+
+# -- the state ----------------------------------------------------------------------------------
+
+
+def seeded_step(model, **keywords):
+    settings = {
+        "noise_multiplier": 1.0,
+        "draws": 12,
+        "noise": dp.InsecureSeededNoise(5),
+        "compile_kwargs": {"mode": "FAST_COMPILE"},
+        "model": model,
+    } | keywords
+    return dp.DPPenalty(**settings)
+
+
+def iterate(step, point, times):
+    path = []
+    for _ in range(times):
+        point, _ = step.step(point)
+        path.append(point["beta"])
+    return point, path
+
+
+def test_state_round_trip_continues_the_same_path(logistic):
+    """state → another process' copy → continue: the draws of an uninterrupted run."""
+    model = logistic()
+    whole = seeded_step(model)
+    start_chain(whole, seed=3)
+    _, expected = iterate(whole, model.initial_point(), 12)
+
+    first = seeded_step(model)
+    start_chain(first, seed=3)
+    point, path = iterate(first, model.initial_point(), 5)
+    state = first.sampling_state
+    second = cloudpickle.loads(cloudpickle.dumps(first))
+    assert second._cache is None  # private terms did not travel
+    second.sampling_state = state
+    _, rest = iterate(second, point, 7)
+    np.testing.assert_array_equal(path + rest, expected)
+
+
+def test_a_state_cannot_be_continued_twice(logistic):
+    model = logistic()
+    step = seeded_step(model)
+    start_chain(step)
+    point, _ = iterate(step, model.initial_point(), 4)
+    state = copy.deepcopy(step.sampling_state)
+    iterate(step, point, 3)
+    step.sampling_state = state
+    with pytest.raises(dp.PrivacyBudgetExceeded, match="continued before"):
+        step.step(point)
+
+
+def test_two_copies_of_a_step_cannot_both_continue(logistic):
+    model = logistic()
+    step = seeded_step(model)
+    start_chain(step)
+    point, _ = iterate(step, model.initial_point(), 4)
+    twin = cloudpickle.loads(cloudpickle.dumps(step))
+    twin.step(point)
+    with pytest.raises(dp.PrivacyBudgetExceeded, match="continued before"):
+        step.step(point)
+
+
+def test_a_state_of_another_run_or_allotment_is_refused(logistic):
+    model = logistic()
+    step, other = seeded_step(model), seeded_step(model, draws=500)
+    start_chain(other)
+    with pytest.raises(ValueError, match="frozen"):
+        step.sampling_state = other.sampling_state
+    forged = copy.deepcopy(step.sampling_state)
+    forged.iterations = 10_000
+    with pytest.raises(ValueError, match="iterations"):
+        step.sampling_state = forged
+
+
+def test_state_holds_no_terms(logistic):
+    model = logistic()
+    step = seeded_step(model)
+    start_chain(step)
+    iterate(step, model.initial_point(), 2)
+    arrays = [v for v in vars(step.sampling_state).values() if isinstance(v, np.ndarray)]
+    assert arrays == []
+
+
+def test_more_draws_than_planned_by_hand(logistic):
+    model = logistic()
+    step = seeded_step(model, draws=3)
+    start_chain(step)
+    point, _ = iterate(step, model.initial_point(), 3)
+    with pytest.raises(dp.PrivacyBudgetExceeded, match="used up"):
+        step.step(point)
+
+
+# -- runs that do not match the plan ----------------------------------------------------------------
+
+
+def test_host_draws_and_tune_must_match(logistic, quiet, fast):
+    """Refused before anything is charged, on both lines."""
+    model = logistic()
+    for host, word in [
+        ({"draws": 11, "tune": 0}, "11 draws"),
+        ({"draws": 10, "tune": 7}, "7 tuning"),
+    ]:
+        ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+        step = dp.DPPenalty(epsilon=1.0, delta=1e-5, draws=10, ledger=ledger, model=model, **fast)
+        with pytest.raises(dp.PrivacyConfigurationError, match=word):
+            pm.sample(**host, chains=1, step=step, model=model, **quiet)
+        assert ledger.spent() == 0
+
+
+def test_tuning_guard_without_the_early_warning(logistic, quiet, fast, monkeypatch):
+    """The guard that does not look at the host's frames stops the first iteration."""
+    model = logistic()
+    monkeypatch.setattr("pymc_dp.steps.base.enclosing_sampler", lambda: None)
+    for planned, actual in [(0, 5), (5, 0), (5, 3)]:
+        step = dp.DPPenalty(epsilon=1.0, draws=10, tune=planned, model=model, **fast)
+        monkeypatch.setattr(step, "_likelihood", None)
+        if min(planned, actual):
+            monkeypatch.setattr(
+                step,
+                "_iterate",
+                lambda theta, permit: (
+                    theta,
+                    dict.fromkeys(("accepted", "accept_rate", "scale"), 0.0),
+                ),
+            )
+        with pytest.raises(dp.PrivacyConfigurationError, match="tuning iterations"):
+            pm.sample(10, tune=actual, chains=1, step=step, model=model, **quiet)
+
+
+def test_omitted_tune_is_safe(logistic, quiet, fast):
+    """PyMC 5 tunes 1000 iterations when `tune` is left out; PyMC 6 asks the step, which says 0."""
+    model = logistic()
+    step = dp.DPPenalty(epsilon=1.0, draws=10, model=model, **fast)
+    if CHAIN_START == "setup_chain":
+        assert (
+            pm.sample(10, chains=1, step=step, model=model, **quiet).posterior.sizes["draw"] == 10
+        )
+    else:
+        with pytest.raises(dp.PrivacyConfigurationError, match="PyMC 5 runs 1000"):
+            pm.sample(10, chains=1, step=step, model=model, **quiet)
+
+
+def test_uncovered_variables_are_refused_by_name(fast):
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Normal("y", a + b, 1, observed=np.array([0.1, 0.2]))
+    with pytest.raises(dp.UnsupportedModelError, match=r"\['b'\] are not covered"):
+        dp.DPPenalty([a], epsilon=1.0, draws=5, model=model, **fast)
+    dp.DPPenalty([b, a], epsilon=1.0, draws=5, model=model, **fast)
+
+
+def test_no_other_step_in_the_run(logistic, quiet, fast):
+    model = logistic()
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, draws=5, ledger=ledger, model=model, **fast)
+    mixed = [step, pm.Slice(model=model)]
+    with pytest.raises(dp.UnsupportedModelError, match="Slice"):
+        pm.sample(5, tune=0, chains=1, step=mixed, model=model, **quiet)
+    assert ledger.spent() == 0
+
+
+def test_blocked_false_is_refused(logistic, fast):
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Normal("y", a + b, 1, observed=np.array([0.1, 0.2]))
+    with pytest.raises(dp.PrivacyConfigurationError, match="blocked"):
+        dp.DPPenalty(epsilon=1.0, draws=5, blocked=False, model=model, **fast)
+
+
+def test_deterministic_added_later_is_refused(logistic, quiet, fast):
+    model = logistic()
+    step = dp.DPPenalty(epsilon=1.0, draws=5, model=model, **fast)
+    with model:
+        pm.Deterministic("p", model["X"] @ model["beta"])
+    with pytest.raises(dp.UnsupportedModelError, match="'p'"):
+        pm.sample(5, tune=0, chains=1, step=step, model=model, **quiet)
+
+
+def test_interrupt_keeps_draws_and_refunds_nothing(logistic, quiet, fast):
+    model = logistic()
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, draws=50, ledger=ledger, model=model, **fast)
+
+    def interrupt(trace, draw):
+        if draw.draw_idx == 7:
+            raise KeyboardInterrupt
+
+    idata = pm.sample(50, tune=0, chains=1, step=step, model=model, callback=interrupt, **quiet)
+    safe = dp.release(idata)
+    assert safe.posterior.sizes["draw"] == 8
+    assert safe.attrs["privacy_epsilon"] == 1.0
+    assert ledger.spent() > 0.99
+
+
+def test_pymc_never_picks_the_step_itself(logistic):
+    model = logistic()
+    assert dp.DPPenalty.competence(model.value_vars[0], True) == 0
+
+
+def test_progress_bar_shows_acceptance_and_spending(logistic, fast, capfd):
+    model = logistic()
+    with model:
+        dp.sample(30, chains=1, epsilon=1.0, cores=1, progressbar=True, **fast)
+    shown = "".join(capfd.readouterr())
+    assert "Acceptance" in shown
+    assert "ε spent" in shown
