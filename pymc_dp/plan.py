@@ -61,7 +61,7 @@ class Plan:
         if isinstance(typical, float):
             rows.append(
                 (
-                    "Typical proposal",
+                    "Typical proposal" + (" before tuning" if g.tune else ""),
                     f"noise sd {typical:.3g} in the log acceptance ratio; at most "
                     f"{acceptance_at_equal_density(typical):.0%} accepted between equals",
                 )

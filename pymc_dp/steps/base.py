@@ -79,6 +79,10 @@ class PrivateStep(BlockedStep):
     stats_dtypes_shapes = STATS
     _state_class = PrivateStepState
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Leave the choice of variables to ``__init__``; the host would clone a step per variable."""
+        return super().__new__(cls, **{**kwargs, "vars": None})
+
     def __init__(
         self,
         vars: Sequence[Any] | None,

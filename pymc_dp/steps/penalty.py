@@ -203,10 +203,11 @@ class DPPenalty(PrivateStep):
     ):
         model = pm.modelcontext(model)
         d = sum(int(np.prod(x.shape)) for x in model.initial_point(0).values())
-        self._clip = _positive("clip", math.sqrt(d) if clip is None else clip)
+        self._clip = _positive("clip", math.sqrt(max(d, 1)) if clip is None else clip)
         self._metric = _metric_factor(metric, d)
         self._target_accept = _fraction("target_accept", target_accept)
         self._tempering = 1.0 if tempering is None else _fraction("tempering", tempering, one=True)
+        self._scale = scale
         self._proposal, self._given_scale = _proposal_factor(scale, d)
         super().__init__(
             vars,
@@ -252,7 +253,9 @@ class DPPenalty(PrivateStep):
     def _settings(self) -> dict[str, float | str]:
         return {
             "clip": self._clip,
-            "scale": self._first_scale,
+            "scale": self._first_scale
+            if self._scale is None
+            else str(np.asarray(self._scale).tolist()),
             "tempering": self._tempering,
             "target_accept": self._target_accept,
             "noise_multiplier": self._z,

@@ -1,0 +1,80 @@
+"""Imports run one way, and the package's face is what it says."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pymc_dp
+
+PACKAGE = Path(pymc_dp.__file__).parent
+
+# Each part may import the ones before it in its row, besides itself.
+MAY_IMPORT = {
+    "exceptions": set(),
+    "_version": set(),
+    "tables": set(),
+    "compat": set(),
+    "privacy": {"exceptions"},
+    "likelihood": {"exceptions", "compat"},
+    "steps": {"exceptions", "compat", "privacy", "likelihood"},
+    "plan": {"exceptions", "privacy", "steps", "tables"},
+    "results": {"exceptions", "_version", "compat", "privacy", "steps", "tables"},
+    "sampling": {"exceptions", "privacy", "steps", "plan", "results"},
+}
+
+
+def imports_of(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def part_of(file):
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_imports_run_one_way():
+    for file in PACKAGE.rglob("*.py"):
+        part = part_of(file)
+        if part in ("__init__", "demo"):
+            continue
+        assert part in MAY_IMPORT, f"{file.name} has no place in the architecture"
+        for module in imports_of(file):
+            if module.startswith("pymc_dp."):
+                other = module.split(".")[1]
+                assert other == part or other in MAY_IMPORT[part], f"{file.name} imports {module}"
+
+
+def test_privacy_knows_nothing_of_pymc():
+    code = (
+        "import sys, types; "
+        f"p = types.ModuleType('pymc_dp'); p.__path__ = [{str(PACKAGE)!r}]; "
+        "sys.modules['pymc_dp'] = p; "
+        "import pymc_dp.privacy.noisy_sum, pymc_dp.privacy.calibration, pymc_dp.privacy.guarantee; "
+        "assert 'pymc' not in sys.modules and 'pytensor' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_line_differences_live_in_one_module():
+    for file in PACKAGE.rglob("*.py"):
+        if file.name == "compat.py":
+            continue
+        assert not any(m.split(".")[0] == "arviz" for m in imports_of(file)), file.name
+        assert "setup_chain" not in file.read_text() or file.name == "base.py", file.name
+
+
+def test_public_names():
+    assert set(pymc_dp.__all__) <= set(vars(pymc_dp))
+    for name in pymc_dp.__all__:
+        if name != "__version__":
+            assert getattr(pymc_dp, name).__doc__, name
+
+
+def test_files_stay_small():
+    sizes = sorted(len(f.read_text().splitlines()) for f in PACKAGE.rglob("*.py"))
+    assert sizes[-1] <= 500
+    assert sizes[len(sizes) // 2] <= 200

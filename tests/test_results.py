@@ -1,0 +1,181 @@
+"""release, privacy_report, plan, and saving."""
+
+import math
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+from pymc_dp.compat import from_groups, groups_of, read_netcdf, root_attrs
+
+FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+
+
+@pytest.fixture
+def raw(logistic, quiet):
+    """A plain pm.sample result, with all that PyMC puts in."""
+    model = logistic()
+    step = dp.DPPenalty(epsilon=1.0, delta=1e-4, draws=12, chains=2, model=model, **FAST)
+    return pm.sample(12, tune=0, chains=2, step=step, model=model, **quiet)
+
+
+def test_release_drops_what_is_private(raw):
+    assert {"observed_data", "constant_data"} <= set(groups_of(raw))
+    safe = groups_of(dp.release(raw))
+    assert set(safe) == {"posterior", "sample_stats", "privacy"}
+    assert all("patient" not in group.coords for group in safe.values())
+    assert list(safe["posterior"].coords["feature"].values) == ["a", "b"]
+    assert "sampling_time" not in safe["posterior"].attrs
+
+
+def test_release_stamps_the_guarantee(raw):
+    attrs = root_attrs(dp.release(raw))
+    assert attrs["privacy_epsilon"] == 1.0
+    assert attrs["privacy_delta"] == 1e-4
+    assert attrs["privacy_unit"] == "one patient"
+    assert attrs["privacy_relation"] == "substitute-one"
+    assert attrs["privacy_noise"] == "opendp discrete gaussian"
+    assert attrs["privacy_valid"] == 1
+    assert '"count": 24' in attrs["privacy_events"]
+    assert all(isinstance(v, str | int | float | list) for v in attrs.values())
+
+
+def same(a, b):
+    left, right = groups_of(a), groups_of(b)
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].identical(right[name]), name
+    assert root_attrs(a) == root_attrs(b)
+
+
+def test_release_is_idempotent_and_pure(raw):
+    before = set(groups_of(raw))
+    safe = dp.release(raw)
+    same(dp.release(safe), safe)
+    assert set(groups_of(raw)) == before
+    assert type(safe) is type(raw)
+
+
+def test_release_of_an_extended_result_drops_the_extension(raw):
+    """Predictions are made from private covariates."""
+    safe = dp.release(raw)
+    groups = groups_of(safe)
+    extended = from_groups(
+        groups | {"posterior_predictive": groups["posterior"].rename(beta="y")},
+        root_attrs(safe),
+        like=safe,
+    )
+    same(dp.release(extended), safe)
+
+
+def test_saving_and_loading_keeps_everything(raw, tmp_path):
+    safe = dp.release(raw)
+    safe.to_netcdf(tmp_path / "r.nc", engine="h5netcdf")
+    loaded = read_netcdf(tmp_path / "r.nc")
+    assert root_attrs(loaded)["privacy_statement"] == root_attrs(safe)["privacy_statement"]
+    assert str(dp.privacy_report(loaded)) == str(dp.privacy_report(safe))
+    for name, group in groups_of(safe).items():
+        for variable in group.data_vars:
+            np.testing.assert_array_equal(groups_of(loaded)[name][variable], group[variable])
+
+
+def test_release_in_another_process(raw, tmp_path, monkeypatch):
+    """A raw result saved before release can still be released, with what its draws carry."""
+    raw.to_netcdf(tmp_path / "raw.nc", engine="h5netcdf")
+    monkeypatch.setattr("pymc_dp.steps.base._guarantees", {})
+    safe = dp.release(read_netcdf(tmp_path / "raw.nc"))
+    assert root_attrs(safe)["privacy_epsilon"] == 1.0
+    assert set(groups_of(safe)) == {"posterior", "sample_stats", "privacy"}
+    assert "ε = 1" in str(dp.privacy_report(safe))
+
+
+def test_release_refuses_draws_of_other_steps(logistic, quiet):
+    model = logistic()
+    idata = pm.sample(5, tune=5, chains=1, step=pm.Metropolis(model=model), model=model, **quiet)
+    with pytest.raises(dp.PrivacyError, match="not made by a private step"):
+        dp.release(idata)
+    with pytest.raises(dp.PrivacyError, match="release"):
+        dp.privacy_report(idata)
+
+
+def test_release_refuses_foreign_statistics(raw):
+    """Another step's statistics mean that it read the data too."""
+    groups = groups_of(raw)
+    stats = groups["sample_stats"]
+    mixed = from_groups(
+        groups | {"sample_stats": stats.assign(scaling=stats["scale"])}, root_attrs(raw), like=raw
+    )
+    with pytest.raises(dp.PrivacyError, match="scaling"):
+        dp.release(mixed)
+
+
+def test_release_refuses_draws_of_two_runs(raw):
+    groups = groups_of(raw)
+    stats = groups["sample_stats"].copy(deep=True)
+    stats["privacy_run"][0] += 1
+    merged = from_groups(groups | {"sample_stats": stats}, root_attrs(raw), like=raw)
+    with pytest.raises(dp.PrivacyError, match="more than one run"):
+        dp.release(merged)
+
+
+def test_public_constants_are_kept(quiet):
+    with pm.Model() as model:
+        knots = pm.Data("knots", np.array([0.0, 1.0, 2.0]))
+        a = pm.Normal("a", 0, 1, shape=3)
+        pm.Normal("y", (a * knots).sum(), 1, observed=np.linspace(-1, 1, 30))
+        idata = dp.sample(10, chains=1, epsilon=1.0, public=["knots"], **quiet, **FAST)
+    assert list(groups_of(idata)["constant_data"].data_vars) == ["knots"]
+    assert model["knots"] is knots
+
+
+@pytest.mark.parametrize("multiplier", [0, 5.0])
+def test_insecure_runs_say_so_everywhere(multiplier, logistic, quiet):
+    model = logistic()
+    step = dp.DPPenalty(
+        noise_multiplier=multiplier,
+        draws=8,
+        noise=dp.InsecureSeededNoise(1),
+        model=model,
+        **FAST,
+    )
+    assert "NO GUARANTEE" in str(dp.plan(step))
+    safe = dp.release(pm.sample(8, tune=0, chains=1, step=step, model=model, **quiet))
+    attrs = root_attrs(safe)
+    assert attrs["privacy_valid"] == 0
+    assert math.isinf(attrs["privacy_epsilon"])
+    assert attrs["privacy_noise"] == ("insecure seeded" if multiplier else "none")
+    assert "NOT PRIVATE" in str(dp.privacy_report(safe))
+    assert np.isinf(safe.sample_stats["epsilon"].values).all()
+    with pytest.raises(dp.PrivacyConfigurationError, match="ledger"):
+        dp.DPPenalty(
+            noise_multiplier=1.0,
+            draws=8,
+            noise=dp.InsecureSeededNoise(1),
+            ledger=dp.PrivacyLedger(epsilon=1.0, delta=1e-5),
+            model=model,
+            **FAST,
+        )
+
+
+def test_plan_shows_cost_and_ledger(logistic):
+    ledger = dp.PrivacyLedger(epsilon=3.0, delta=1e-5)
+    step = dp.DPPenalty(
+        epsilon=1.0, delta=1e-5, draws=10, tune=5, chains=2, ledger=ledger, model=logistic(), **FAST
+    )
+    plan = dp.plan(step)
+    text, html = str(plan), plan._repr_html_()
+    for part in ["ε = 1 at δ = 1e-05", "30 gaussian", "2 × (5 tuning + 10 draws)", "3 left of 3"]:
+        assert part in text.replace("ε = 3 left", "3 left")
+        assert part in html.replace("ε = 3 left", "3 left")
+    assert "<table>" in html
+    with pytest.raises(dp.PrivacyConfigurationError, match="private step"):
+        dp.plan(object())
+
+
+def test_multiplier_instead_of_budget_reports_what_it_costs(logistic):
+    step = dp.DPPenalty(
+        noise_multiplier=10.0, draws=50, chains=2, delta=1e-5, model=logistic(), **FAST
+    )
+    again = dp.calibrate_noise(epsilon=step.guarantee.epsilon, delta=1e-5, draws=100)
+    assert again == pytest.approx(10.0, rel=1e-6)

@@ -1,0 +1,87 @@
+"""dp.sample: keywords, refusals and the budget."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+
+FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+
+
+def test_a_first_private_posterior(logistic, quiet):
+    with logistic(n=400):
+        idata = dp.sample(
+            50, tune=20, chains=2, epsilon=3.0, random_seed=1, clip=2.0, **quiet, **FAST
+        )
+    assert idata.posterior["beta"].sizes == {"chain": 2, "draw": 50, "feature": 2}
+    assert idata.attrs["privacy_epsilon"] == 3.0
+    assert idata.attrs["privacy_delta"] == pytest.approx(0.1 / 400)
+    assert '"count": 140' in idata.attrs["privacy_events"]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ({"clipp": 1.0}, "Did you mean `clip`"),
+        ({"random_sed": 1}, "Did you mean `random_seed`"),
+        ({"idata_kwargs": {"log_likelihood": True}}, "exact log-likelihoods"),
+        ({"return_inferencedata": False}, "InferenceData"),
+        ({"nuts_sampler": "nutpie"}, "private step"),
+        ({"vars": []}, "vars"),
+    ],
+)
+def test_keywords_are_checked(keyword, message, logistic):
+    with logistic(), pytest.raises(TypeError, match=message):
+        dp.sample(10, epsilon=1.0, **keyword)
+
+
+def test_step_is_a_class(logistic):
+    with logistic() as model, pytest.raises(dp.PrivacyConfigurationError, match="class"):
+        dp.sample(10, epsilon=1.0, step=pm.Metropolis, model=model)
+
+
+def test_epsilon_is_required(logistic):
+    with logistic(), pytest.raises(TypeError, match="epsilon"):
+        dp.sample(10)
+
+
+def test_analyses_share_one_ledger(logistic, quiet, tmp_path):
+    """Two runs fit, a third does not; a second script sees what the first one spent."""
+    path = tmp_path / "registry.ledger"
+    ledger = dp.PrivacyLedger(path, epsilon=2.0, delta=1e-5)
+    with logistic():
+        dp.sample(10, chains=1, epsilon=1.2, delta=1e-5, ledger=ledger, **quiet, **FAST)
+        again = dp.PrivacyLedger(path)
+        assert again.spent() == pytest.approx(1.2, abs=1e-6)
+        dp.sample(10, chains=1, epsilon=1.0, delta=1e-5, ledger=again, **quiet, **FAST)
+        # ε adds up like a root of squares, nearly: 1.2 and 1.0 make about 1.6.
+        assert 1.5 < ledger.spent() < 1.7
+        with pytest.raises(dp.PrivacyBudgetExceeded, match="No data were read"):
+            dp.sample(10, chains=1, epsilon=1.5, delta=1e-5, ledger=again, **quiet, **FAST)
+    assert len(ledger.runs()) == 2
+
+
+def test_units_with_several_rows(quiet):
+    """A person's rows are clipped together: the unit of privacy is the person."""
+    rng = np.random.default_rng(0)
+    person = np.repeat(np.arange(40), 5)
+    with pm.Model():
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=rng.normal(size=200))
+        idata = dp.sample(10, chains=1, epsilon=1.0, unit=person, **quiet, **FAST)
+    assert idata.attrs["privacy_units"] == 40
+    assert "identifier" in idata.attrs["privacy_unit"]
+    assert idata.attrs["privacy_delta"] == pytest.approx(0.1 / 40)
+
+
+def test_unsupported_model_spends_nothing(quiet):
+    ledger = dp.PrivacyLedger(epsilon=2.0, delta=1e-5)
+    with pm.Model():
+        k = pm.Poisson("k", 3)
+        pm.Normal("y", k, 1, observed=np.zeros(5))
+        with pytest.raises(dp.UnsupportedModelError, match=r"\['k'\].*discrete"):
+            dp.sample(10, epsilon=1.0, ledger=ledger)
+    with pm.Model(), pytest.raises(dp.UnsupportedModelError, match="free variables"):
+        dp.sample(10, epsilon=1.0, ledger=ledger)
+    assert ledger.spent() == 0
