@@ -1,4 +1,4 @@
-"""A private posterior of a real data set: who owned a home in 1960?
+"""A private posterior of a real data set: home ownership in 1960.
 
 Run ``make demo``, or ``python -m pymc_dp.demo`` where the ``examples`` extra is installed.
 

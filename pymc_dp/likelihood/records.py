@@ -115,6 +115,16 @@ class RecordLikelihood:
             for x, axis in zip(self._data, self._axes, strict=True)
         ]
 
+    def changed_data(self) -> list[str]:
+        """Names of ``pm.Data`` whose values are no longer those the step was built and checked on."""
+        return [
+            leaf.name
+            for leaf in self.roles.record_data
+            if isinstance(leaf.variable, SharedVariable)
+            and (now := leaf.variable.get_value(borrow=True)) is not leaf.values
+            and not np.array_equal(now, leaf.values)
+        ]
+
     def evaluate_rows(
         self, theta: NDArray[np.float64], rows: Sequence[NDArray[Any]]
     ) -> NDArray[np.float64]:

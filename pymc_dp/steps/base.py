@@ -235,6 +235,11 @@ class PrivateStep(BlockedStep):
                 f"The Deterministics {sorted(added)} were added after the step was built, so they "
                 "have not been checked for private data. Build the step again."
             )
+        if changed := self._likelihood.changed_data():
+            raise PrivacyConfigurationError(
+                f"The data {changed} were replaced after the step was built, so the checks do not "
+                "hold for them. Build the step again."
+            )
         call = enclosing_sampler()
         if call is None:
             return

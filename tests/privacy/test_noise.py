@@ -35,7 +35,7 @@ def test_secure_noise_has_the_probabilities_of_the_discrete_gaussian(scale):
 def test_secure_noise_is_fresh_each_time_and_deaf_to_seeds():
     draws = []
     for _ in range(2):
-        np.random.seed(0)  # noqa: NPY002
+        np.random.seed(0)
         random.seed(0)
         draws.append(SecureNoise().discrete_gaussian(2.0**27, 16, (0, 0, 0)).tolist())
     assert draws[0] != draws[1]

@@ -73,7 +73,7 @@ def test_reserving_happens_before_data_are_read(logistic, quiet, fast, monkeypat
     model = logistic()
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
     step = dp.DPPenalty(epsilon=3.0, delta=1e-5, draws=10, ledger=ledger, model=model, **fast)
-    monkeypatch.setattr(step, "_likelihood", None)  # calling it would raise TypeError
+    monkeypatch.setattr(type(step._likelihood), "__call__", None)
     with pytest.raises(dp.PrivacyBudgetExceeded, match="budget is ε = 1"):
         pm.sample(10, tune=0, chains=1, step=step, model=model, **quiet)
     assert ledger.spent() == 0
@@ -203,7 +203,7 @@ def test_tuning_guard_without_the_early_warning(logistic, quiet, fast, monkeypat
     monkeypatch.setattr("pymc_dp.steps.base.enclosing_sampler", lambda: None)
     for planned, actual in [(0, 5), (5, 0), (5, 3)]:
         step = dp.DPPenalty(epsilon=1.0, draws=10, tune=planned, model=model, **fast)
-        monkeypatch.setattr(step, "_likelihood", None)
+        monkeypatch.setattr(type(step._likelihood), "__call__", None)
         if min(planned, actual):
             monkeypatch.setattr(
                 step,
@@ -300,3 +300,11 @@ def test_progress_bar_shows_acceptance_and_spending(logistic):
     assert shown.keys() - {"failing"} == fields.keys()
     assert shown["epsilon_spent"] == stats["epsilon_spent"]
     assert shown["accept_rate"] == stats["accept_rate"]
+
+
+def test_data_replaced_later_are_refused(logistic, quiet, fast):
+    model = logistic()
+    step = dp.DPPenalty(epsilon=1.0, draws=5, model=model, **fast)
+    model.set_data("X", np.zeros((120, 2)))
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"\['X'\] were replaced"):
+        pm.sample(5, tune=0, chains=1, step=step, model=model, **quiet)
