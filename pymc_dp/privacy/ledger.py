@@ -38,8 +38,8 @@ CREATE TABLE slots (
 );
 """
 
-# SQLite forbids carrying a connection across a fork, closing included: a child parks here what it
-# inherited and opens its own.
+# SQLite forbids using a connection in a forked child, closing included: a child parks here what it
+# inherited, and opens its own.
 _inherited: list[sqlite3.Connection] = []
 
 
@@ -303,12 +303,11 @@ class PrivacyLedger:
         """
         try:
             if self._connection is None or self._owner_pid != os.getpid():
-                if self._connection is not None:
-                    _inherited.append(self._connection)
                 self._connection = sqlite3.connect(
                     self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
                 )
                 self._owner_pid = os.getpid()
+                weakref.finalize(self, _close, self._connection, self._owner_pid)
                 self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             yield self._connection
@@ -362,6 +361,14 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
         db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")
+
+
+def _close(connection: sqlite3.Connection, pid: int) -> None:
+    """Close a connection in the process that opened it."""
+    if os.getpid() == pid:
+        connection.close()
+    else:
+        _inherited.append(connection)
 
 
 def _remove_temporary(path: Path, pid: int) -> None:
