@@ -18,48 +18,65 @@ _SHRINK = 1.0 - 2.0**-40
 MAX_DIMENSION = 2**12
 
 
-# Sums of fewer than 2^27 such integers are exact in float64, in any order: reassociation, which
-# lets the loop run in vector registers, cannot change them.
-_BLOCK = 2**20
+# Vectors are transposed and factored a block at a time, so that the work stays in cache.
+_BLOCK = 2**13
 
 
-@numba.njit(cache=True, error_model="numpy", fastmath={"reassoc"})
+# The scaled terms fit 32 bits, and integers may be added in any order: without any relaxed
+# floating point the compiler can run these loops in vector registers.
+@numba.njit(cache=True, error_model="numpy")
 def _add_clipped_scalars(terms, bound, resolution, total):  # type: ignore[no-untyped-def]
     per_unit = resolution / bound
-    for start in range(0, terms.shape[0], _BLOCK):
-        subtotal = 0.0
-        for i in range(start, min(start + _BLOCK, terms.shape[0])):
-            scaled = terms[i] * per_unit
-            scaled = scaled if scaled == scaled else 0.0
-            # Clipping the scaled value, rather than the term, makes |integer| <= resolution hold
-            # whatever the rounding of the product.
-            subtotal += np.trunc(min(max(scaled, -resolution), resolution))
-        total[0] += np.int64(subtotal)
+    for i in range(terms.shape[0]):
+        scaled = terms[i] * per_unit
+        scaled = scaled if scaled == scaled else 0.0
+        # Clipping the scaled value, rather than the term, makes |integer| <= resolution hold
+        # whatever the rounding of the product.
+        total[0] += np.int32(min(max(scaled, -resolution), resolution))
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _add_clipped_vectors(terms, bound, resolution, shrink, total):  # type: ignore[no-untyped-def]
-    n, d = terms.shape
+def _add_clipped_vectors(entries, bound, length, factor, total):  # type: ignore[no-untyped-def]
+    """Add the columns of `entries`; return whether some are left to :func:`_add_unusual`."""
+    d, n = entries.shape
+    factor[:n] = 0.0
+    for k in range(d):
+        for i in range(n):
+            factor[i] += entries[k, i] * entries[k, i]
+    unusual = False
     for i in range(n):
-        unit = 1.0
+        squares = factor[i]
+        usual = squares > 1e-280 and squares < 1e280
+        unusual = unusual or not usual
+        factor[i] = length / max(np.sqrt(squares), bound) if usual else 0.0
+    for k in range(d):
+        subtotal = np.int64(0)
+        for i in range(n):
+            scaled = entries[k, i] * factor[i]
+            subtotal += np.int32(scaled if scaled == scaled else 0.0)
+        total[k] += subtotal
+    return unusual
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _add_unusual(entries, bound, length, factor, total):  # type: ignore[no-untyped-def]
+    """Add the columns of factor 0: too large or too small to square, or not finite."""
+    d, n = entries.shape
+    for i in range(n):
+        if factor[i] != 0.0:
+            continue
+        largest = 0.0
+        for k in range(d):
+            size = abs(entries[k, i])
+            largest = max(largest, size if size < np.inf else np.inf)
+        if largest == 0.0 or largest == np.inf:
+            continue
         squares = 0.0
         for k in range(d):
-            squares += terms[i, k] * terms[i, k]
-        if not 1e-280 < squares < 1e280:
-            # Too large or too small to square, or not finite: measure in units of the largest.
-            unit = 0.0
-            for k in range(d):
-                unit = max(unit, abs(terms[i, k]))
-                if not abs(terms[i, k]) < np.inf:
-                    unit = np.inf
-            if unit == 0.0 or unit == np.inf:
-                continue
-            squares = 0.0
-            for k in range(d):
-                squares += (terms[i, k] / unit) ** 2
-        factor = shrink * resolution / max(np.sqrt(squares), bound / unit)
+            squares += (entries[k, i] / largest) ** 2
+        scale = length / max(np.sqrt(squares), bound / largest)
         for k in range(d):
-            total[k] += np.int64(terms[i, k] / unit * factor)
+            total[k] += np.int64(entries[k, i] / largest * scale)
 
 
 def add_clipped(terms: NDArray[np.float64], bound: float, total: NDArray[np.int64]) -> None:
@@ -80,6 +97,11 @@ def add_clipped(terms: NDArray[np.float64], bound: float, total: NDArray[np.int6
         Running sum, in units of B / R. Exact while fewer than 2^36 units are added.
     """
     if terms.ndim == 1:
-        _add_clipped_scalars(terms, bound, float(RESOLUTION), total)
-    else:
-        _add_clipped_vectors(terms, bound, float(RESOLUTION), _SHRINK, total)
+        scalars = np.ascontiguousarray(terms, np.float64)
+        _add_clipped_scalars(scalars, bound, float(RESOLUTION), total)
+        return
+    factor = np.empty(_BLOCK)
+    for start in range(0, len(terms), _BLOCK):
+        entries = np.ascontiguousarray(terms[start : start + _BLOCK].T, np.float64)
+        if _add_clipped_vectors(entries, bound, _SHRINK * RESOLUTION, factor, total):
+            _add_unusual(entries, bound, _SHRINK * RESOLUTION, factor, total)
