@@ -13,6 +13,11 @@ import pymc as pm
 import xarray as xr
 
 try:
+    from pytensor.gradient import pushforward
+except ImportError:  # PyTensor 2
+    from pytensor.gradient import Rop as pushforward  # noqa: N813
+
+try:
     from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
 except ImportError:  # PyTensor 2
     from pytensor.graph.basic import ancestors, graph_inputs, io_toposort
@@ -29,6 +34,7 @@ __all__ = [
     "groups_of",
     "io_toposort",
     "lower_named_dims",
+    "pushforward",
     "read_netcdf",
     "root_attrs",
     "summary",

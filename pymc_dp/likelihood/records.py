@@ -7,7 +7,7 @@ records can have been folded into a constant.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numba
@@ -23,7 +23,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 
 from pymc_dp.compat import ancestors, graph_inputs, io_toposort, lower_named_dims
 from pymc_dp.exceptions import PrivacyError, UnsupportedModelError
@@ -69,7 +69,7 @@ class RecordLikelihood:
     ):
         self.roles = roles
         graph, theta, rows = record_graph(model, roles)
-        self._evaluate = _compile([theta, *rows], graph, compile_kwargs)
+        self._evaluate = compile_without_checks([theta, *rows], graph, compile_kwargs)
         self._data = [leaf.values for leaf in roles.record_data]
         self._axes = [leaf.axis for leaf in roles.record_data]
         self._refuse_fixed_length(initial_theta(model))
@@ -96,12 +96,9 @@ class RecordLikelihood:
         """
         n = self.roles.n_records
         per_record = np.empty(n)
-        # A floating point warning would tell that some record caused it.
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for start in range(0, n, self.chunk_size):
-                stop = min(start + self.chunk_size, n)
-                per_record[start:stop] = self.evaluate_rows(theta, self.rows(slice(start, stop)))
+        for start in range(0, n, self.chunk_size):
+            stop = min(start + self.chunk_size, n)
+            per_record[start:stop] = self.evaluate_rows(theta, self.rows(slice(start, stop)))
         if self.roles.unit_of_record is None:
             return per_record
         per_unit = np.zeros(self.roles.n_units)
@@ -130,27 +127,35 @@ class RecordLikelihood:
     ) -> NDArray[np.float64]:
         """Log-likelihood of each record in `rows`.
 
-        A record that makes the compiled function raise gets NaN, and the others are evaluated
-        without it: an exception would tell that such a record is there.
+        Terms of records that the compiled function fails on are NaN.
         """
-        try:
-            return np.asarray(self._evaluate(theta, *rows))
-        except Exception:  # noqa: BLE001  whatever a record provokes must not be seen outside
-            n = rows[0].shape[self._axes[0]]
-            if n == 1:
-                return np.full(1, np.nan)
-            return np.concatenate(
-                [
-                    self.evaluate_rows(
-                        theta,
-                        [
-                            np.take(x, [i], axis=axis)
-                            for x, axis in zip(rows, self._axes, strict=True)
-                        ],
-                    )
-                    for i in range(n)
-                ]
-            )
+        return self.shielded(lambda some: np.asarray(self._evaluate(theta, *some)), rows, ())
+
+    def shielded(
+        self,
+        evaluate: Callable[[Sequence[NDArray[Any]]], NDArray[np.float64]],
+        rows: Sequence[NDArray[Any]],
+        shape: tuple[int, ...],
+    ) -> NDArray[np.float64]:
+        """Evaluate `rows`; if that raises, one by one, with NaN for the records that do.
+
+        An exception would tell that such a record is there, and giving up on the chunk would make
+        other records' terms depend on it.
+        """
+        # A floating point warning would tell that some record caused it.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return evaluate(rows)
+            except Exception:  # noqa: BLE001  whatever a record provokes must not be seen outside
+                n = rows[0].shape[self._axes[0]]
+                if n == 1:
+                    return np.full((1, *shape), np.nan)
+        alone = [
+            [np.take(x, [i], axis=axis) for x, axis in zip(rows, self._axes, strict=True)]
+            for i in range(n)
+        ]
+        return np.concatenate([self.shielded(evaluate, one, shape) for one in alone])
 
     def _refuse_fixed_length(self, theta: NDArray[np.float64]) -> None:
         """The graph must take any number of records, or it has the data's own number built in."""
@@ -354,9 +359,16 @@ def _all_data_nodes(graph: Variable) -> list[Variable]:
     return found
 
 
-def _compile(
+def compile_without_checks(
     inputs: list[Variable], output: Variable, compile_kwargs: Mapping[str, Any] | None
 ) -> Any:
+    """Compile a function of θ and record rows without parameter checks.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If an assertion about the data would survive.
+    """
     keywords = dict(compile_kwargs or {})
     mode = get_mode(keywords.pop("mode", None))
     without_checks = Mode(
@@ -366,13 +378,16 @@ def _compile(
     function = pytensor.function(
         inputs, output, mode=without_checks, on_unused_input="ignore", **keywords
     )
-    surviving = [
-        node.op for node in function.maker.fgraph.apply_nodes if isinstance(node.op, CheckAndRaise)
-    ]
-    if surviving:
-        raise UnsupportedModelError(
-            "The compiled likelihood still asserts something about the data, and a failing assertion "
-            "would tell about them. Remove `Assert` operations from the model."
-        )
+    fgraph = function.maker.fgraph
+    shapes = [v for v in fgraph.variables if v.owner and isinstance(v.owner.op, Shape | Shape_i)]
+    for node in fgraph.apply_nodes:
+        # PyTensor adds assertions on shapes of its own, and shapes are public.
+        if isinstance(node.op, CheckAndRaise) and set(fgraph.inputs[1:]) & set(
+            ancestors(node.inputs[1:], blockers=shapes)
+        ):
+            raise UnsupportedModelError(
+                "The compiled likelihood still asserts something about the data, and a failing "
+                "assertion would tell about them. Remove `Assert` operations from the model."
+            )
     function.trust_input = True
     return function
