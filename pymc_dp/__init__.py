@@ -14,9 +14,11 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.results import privacy_report, release
 from pymc_dp.sampling import sample
+from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
 
 __all__ = [
+    "DPHMC",
     "DPPenalty",
     "InsecureSeededNoise",
     "LedgerError",

@@ -50,7 +50,7 @@ def test_output_depends_on_data_through_releases_alone(cores, monkeypatch, caplo
         address = permit.take(noise_multiplier)
         return bound * np.random.default_rng(list(address)).normal()
 
-    monkeypatch.setattr("pymc_dp.steps.penalty.noisy_sum", released)
+    monkeypatch.setattr("pymc_dp.steps.ratio.noisy_sum", released)
 
     def run(seed):
         caplog.clear()

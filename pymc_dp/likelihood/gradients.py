@@ -155,9 +155,8 @@ def _chunks_of_whole_units(
 ) -> tuple[list[Any], list[Any]]:
     """Records of each chunk, and where its units start; a unit is never cut."""
     if unit_of_record is None:
-        edges = [*range(0, n, chunk_size), n]
-        chunks = [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-        return chunks, [None] * len(chunks)
+        slices = [slice(start, min(start + chunk_size, n)) for start in range(0, n, chunk_size)]
+        return slices, [None] * len(slices)
     order = np.argsort(unit_of_record, kind="stable")
     firsts = np.flatnonzero(np.diff(unit_of_record[order], prepend=-1))
     chunks, starts, begin = [], [], 0

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 from numpy.typing import NDArray
+from pymc.pytensorf import rewrite_pregrad
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.likelihood.records import join_values
@@ -26,10 +28,18 @@ class PublicLogDensity:
     def __init__(self, model: pm.Model, compile_kwargs: Mapping[str, Any] | None = None):
         terms = model.logp(vars=[*model.free_RVs, *model.potentials], sum=True)
         (terms,), theta = join_values(model, [terms])
-        self._function = pm.compile([theta], lower_named_dims(terms), **(compile_kwargs or {}))
+        terms = lower_named_dims(terms)
+        self._function = pm.compile([theta], terms, **(compile_kwargs or {}))
         self._function.trust_input = True
+        slope = pytensor.grad(rewrite_pregrad(terms), theta, disconnected_inputs="ignore")
+        self._gradient = pm.compile([theta], slope, **(compile_kwargs or {}))
+        self._gradient.trust_input = True
 
     def __call__(self, theta: NDArray[np.float64]) -> float:
         """Log-density at `theta`, shape (d,); -inf outside the support, and for NaN."""
         value = float(self._function(theta))
         return value if value == value else -np.inf
+
+    def gradient(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Gradient at `theta`, shape (d,)."""
+        return np.asarray(self._gradient(theta))

@@ -20,7 +20,7 @@ from rich.table import Column
 from pymc_dp.compat import CHAIN_START, enclosing_sampler
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.likelihood.records import RecordLikelihood
+from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
 from pymc_dp.likelihood.roles import Roles, find_roles
 from pymc_dp.likelihood.separability import check_separability
 from pymc_dp.privacy.accounting import check_delta, check_epsilon, spending_curve
@@ -29,6 +29,7 @@ from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_units
+from pymc_dp.steps.settings import whole
 
 STATS: dict[str, tuple[Any, list[int]]] = {
     "accepted": (bool, []),
@@ -104,13 +105,19 @@ class PrivateStep(BlockedStep):
         blocked: bool,
     ):
         self.model = pm.modelcontext(model)
-        _check_counts(draws=draws, tune=tune, chains=chains, chunk_size=chunk_size)
+        draws, tune, chains = (
+            whole("draws", draws, 1),
+            whole("tune", tune, 0),
+            whole("chains", chains, 1),
+        )
+        chunk_size = None if chunk_size is None else whole("chunk_size", chunk_size, 1)
         self._noise: NoiseSource = SecureNoise() if noise is None else noise
         _check_budget(epsilon, noise_multiplier, self._noise)
         self._roles = find_roles(self.model, unit, public)
         check_units(self._roles.n_units)
         self.vars = _all_value_vars(self.model, vars, blocked)
         self._delta = check_delta(0.1 / self._roles.n_units if delta is None else delta)
+        self._configure(len(initial_theta(self.model)))
         self._likelihood = RecordLikelihood(
             self.model, self._roles, chunk_size=chunk_size, compile_kwargs=compile_kwargs
         )
@@ -160,6 +167,10 @@ class PrivateStep(BlockedStep):
         self.slot, self.used, self.tuning_over = -1, 0, False
 
     # -- what a subclass provides -------------------------------------------------------------
+
+    @abstractmethod
+    def _configure(self, d: int) -> None:
+        """Check the settings that depend on the number of unconstrained parameters."""
 
     @abstractmethod
     def _calibrate(
@@ -325,17 +336,6 @@ setattr(
 
 
 # -- checking arguments -----------------------------------------------------------------------------
-
-
-def _check_counts(*, draws: int, tune: int, chains: int, chunk_size: int | None) -> None:
-    least = {"draws": (draws, 1), "tune": (tune, 0), "chains": (chains, 1)}
-    if chunk_size is not None:
-        least["chunk_size"] = (chunk_size, 1)
-    for name, (value, minimum) in least.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-            raise PrivacyConfigurationError(
-                f"`{name}` must be a whole number, {minimum} or more. Found {value!r}."
-            )
 
 
 def _check_budget(

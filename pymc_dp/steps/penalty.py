@@ -10,30 +10,35 @@ Dewing's (1999). With :math:`\theta'` proposed symmetrically and :math:`T` the t
         + \log p(\theta') - \log p(\theta), \qquad \sigma = T z \cdot 2B \\
     \text{accept} &\iff \log u < \hat\lambda - \sigma^2/2
 
-The posterior is invariant, noise and all, when no ratio is clipped.
+The posterior is invariant, noise and all, when no ratio is clipped. Moving one coordinate at a time
+makes B, and with it the noise, smaller; the guided walk (Gustafson, 1998) also keeps a direction per
+coordinate that turns round on rejection.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pymc as pm
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
+from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
+from pymc_dp.steps.ratio import NoisyRatio
+from pymc_dp.steps.settings import Vector, covariance_like, fraction, lower_factor, positive
 
 # The default scale aims at this noise in the log acceptance ratio: E min(1, e^X) is 0.42 then.
 _SIGMA_OF_DEFAULT_SCALE = 1.6
 
-Vector = NDArray[np.float64]
+_UPDATES = ("joint", "one-component", "guided")
 
 
 class PenaltyInfo(NamedTuple):
@@ -67,8 +72,8 @@ def penalty_transition(
     bound : callable
         ``theta' - theta -> B``; even, so that both directions of a move get the same noise.
     noisy_ratio : callable
-        ``(theta, theta', B) -> `` released sum of clipped log-likelihood ratios. The only part
-        that reads data.
+        ``(theta, theta', B) -> float``: the released sum of clipped log-likelihood ratios. The
+        only part that reads data.
     log_public : callable
         ``theta ->`` log prior with Jacobian.
     noise_multiplier, tempering : float
@@ -97,7 +102,8 @@ def penalty_transition(
 class DPPenaltyState(PrivateStepState):
     """State of a :class:`DPPenalty` chain."""
 
-    log_scale: float
+    adaptation: StepSizeState
+    directions: np.ndarray
 
 
 class DPPenalty(PrivateStep):
@@ -126,8 +132,11 @@ class DPPenalty(PrivateStep):
         Of the Gaussian proposal, in unconstrained space: a standard deviation, d of them, or a
         d × d covariance. Default: whichever is smaller of what the noise allows and
         :math:`2.4/\sqrt{d n}`.
+    update : {"joint", "one-component", "guided"}
+        Move all coordinates together, or a random one at a time, the latter freely or in that
+        coordinate's current direction, which turns round on rejection.
     target_accept : float
-        Acceptance rate that tuning steers the scale to.
+        Acceptance rate that tuning steers the scale to, by dual averaging on the noisy test.
     tempering : float, optional
         T in (0, 1], multiplies the log-likelihood (n0/n in the papers). Default 1.
     unit : str, int or array, optional
@@ -189,6 +198,7 @@ class DPPenalty(PrivateStep):
         clip: float | None = None,
         metric: ArrayLike | None = None,
         scale: float | ArrayLike | None = None,
+        update: Literal["joint", "one-component", "guided"] = "joint",
         target_accept: float = 0.3,
         tempering: float | None = None,
         unit: str | int | ArrayLike | None = None,
@@ -201,14 +211,16 @@ class DPPenalty(PrivateStep):
         rng: Any = None,
         blocked: bool = True,
     ):
-        model = pm.modelcontext(model)
-        d = sum(int(np.prod(x.shape)) for x in model.initial_point(0).values())
-        self._clip = _positive("clip", math.sqrt(max(d, 1)) if clip is None else clip)
-        self._metric = _metric_factor(metric, d)
-        self._target_accept = _fraction("target_accept", target_accept)
-        self._tempering = 1.0 if tempering is None else _fraction("tempering", tempering, one=True)
-        self._scale = scale
-        self._proposal, self._given_scale = _proposal_factor(scale, d)
+        if update not in _UPDATES:
+            raise PrivacyConfigurationError(
+                f"`update` must be one of {', '.join(map(repr, _UPDATES))}. Found {update!r}."
+            )
+        self._update = update
+        self._given: dict[str, Any] = {"clip": clip, "metric": metric, "scale": scale}
+        self._target_accept = fraction("target_accept", target_accept)
+        self._tempering = (
+            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
+        )
         super().__init__(
             vars,
             draws=draws,
@@ -227,7 +239,18 @@ class DPPenalty(PrivateStep):
             rng=rng,
             blocked=blocked,
         )
+        self._noisy_ratio = NoisyRatio(self._likelihood, self._noise, self._z)
         self._start_chain()
+
+    def _configure(self, d: int) -> None:
+        clip, metric, scale = self._given["clip"], self._given["metric"], self._given["scale"]
+        self._clip = math.sqrt(d) if clip is None else positive("clip", clip)
+        self._metric = _metric_factor(metric, d)
+        self._proposal, self._given_scale = _proposal_factor(scale, d)
+        if self._update != "joint" and np.count_nonzero(self._proposal) > d:
+            raise PrivacyConfigurationError(
+                f"`scale` must be one number or d of them for update={self._update!r}."
+            )
 
     def _calibrate(
         self,
@@ -239,141 +262,96 @@ class DPPenalty(PrivateStep):
         if epsilon is not None:
             noise_multiplier = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations)
         self._z = float(noise_multiplier or 0.0)
-        self._first_scale = self._given_scale or self._default_scale()
+        self._first_scale: float = self._given_scale or self._default_scale()
         return (Gaussian(self._z),)
 
     def _default_scale(self) -> float:
         """From public numbers only: what the noise allows, and what n records are likely to."""
-        d = self._metric.shape[0]
-        posterior = 2.4 / math.sqrt(d * self._tempering * self._roles.n_units)
-        moved = math.sqrt(float(np.sum(self._metric**2)))  # E‖D‖²_M of a unit proposal, rooted
-        noise = self._tempering * noise_sd(self._clip * moved, self._z)
+        moved_together = len(self._proposal) if self._update == "joint" else 1
+        posterior = 2.4 / math.sqrt(moved_together * self._tempering * self._roles.n_units)
+        noise = self._noise_sd_of_scale(1.0)
         return min(posterior, _SIGMA_OF_DEFAULT_SCALE / noise) if noise > 0 else posterior
 
+    def _noise_sd_of_scale(self, scale: float) -> float:
+        """σ of a typical proposal: at the root mean square distance."""
+        moved = float(np.linalg.norm(self._metric @ self._proposal))
+        if self._update != "joint":
+            moved /= math.sqrt(len(self._proposal))
+        return self._tempering * noise_sd(self._clip * scale * moved, self._z)
+
     def _settings(self) -> dict[str, float | str]:
+        arrays = {
+            name: str(np.asarray(self._given[name]).tolist())
+            for name in ("metric", "scale")
+            if np.ndim(self._given[name]) > 0
+        }
         return {
             "clip": self._clip,
-            "scale": self._first_scale
-            if self._scale is None
-            else str(np.asarray(self._scale).tolist()),
+            "metric": "Euclidean",
+            "scale": self._first_scale,
+            "update": self._update,
             "tempering": self._tempering,
             "target_accept": self._target_accept,
-            "noise_multiplier": self._z,
-            "typical_noise_sd": self._tempering
-            * noise_sd(
-                self._clip
-                * self._first_scale
-                * float(np.linalg.norm(self._metric @ self._proposal)),
-                self._z,
-            ),
+            "typical_noise_sd": self._noise_sd_of_scale(self._first_scale),
+            **arrays,
         }
 
     def _start_chain(self) -> None:
-        self.log_scale = math.log(self._first_scale)
-        self._cache: tuple[Vector, Vector] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Terms of single units stay in the process that computed them.
-        return {**self.__dict__, "_cache": None}
+        self.adaptation = DualAverageAdaptation(
+            self._first_scale, self._target_accept, gamma=0.05, k=0.75, t0=10
+        )
+        self.directions = np.ones(len(self._proposal))
+        self._noisy_ratio.forget()
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
-        scale = math.exp(self.log_scale)
-        proposed_terms: list[Vector] = []
+        tuning = not self.tuning_over
+        scale = float(self.adaptation.current(tuning))
+        d = theta.size
+        coordinate = None if self._update == "joint" else int(self.rng.integers(d))
 
         def propose(rng: np.random.Generator, theta: Vector) -> Vector:
-            return theta + scale * (self._proposal @ rng.standard_normal(theta.size))
-
-        def noisy_ratio(theta: Vector, proposal: Vector, B: float) -> float:
-            def ratios() -> Any:
-                current = self._terms_at(theta)
-                proposed_terms.append(self._likelihood(proposal))
-                with np.errstate(all="ignore"):
-                    yield proposed_terms[0] - current
-
-            return float(
-                noisy_sum(
-                    ratios(), bound=B, noise_multiplier=self._z, permit=permit, noise=self._noise
-                )
-            )
+            if coordinate is None:
+                return theta + scale * (self._proposal @ rng.standard_normal(d))
+            proposal = theta.copy()
+            move = scale * self._proposal[coordinate, coordinate] * rng.standard_normal()
+            if self._update == "guided":
+                move = self.directions[coordinate] * abs(move)
+            proposal[coordinate] += move
+            return proposal
 
         new, info = penalty_transition(
             self.rng,
             theta,
             propose=propose,
             bound=lambda move: self._clip * float(np.linalg.norm(self._metric @ move)),
-            noisy_ratio=noisy_ratio,
+            noisy_ratio=lambda theta, new, B: self._noisy_ratio(theta, new, B, permit),
             log_public=self._log_public,
             noise_multiplier=self._z,
             tempering=self._tempering,
         )
         if info.accepted:
-            self._cache = new, proposed_terms[0]
-        if not self.tuning_over:
-            # Robbins-Monro on a function of released numbers: costs nothing beyond the iteration.
-            self.log_scale += (info.accept_rate - self._target_accept) / self.used**0.6
+            self._noisy_ratio.move()
+        elif self._update == "guided":
+            self.directions[coordinate] *= -1
+        if tuning:
+            # A function of released numbers: it costs nothing beyond the iteration itself.
+            self.adaptation.update(info.accept_rate, tuning)
         return new, {**info._asdict(), "scale": scale}
 
-    def _terms_at(self, theta: Vector) -> Vector:
-        """Per-unit log-likelihoods of the current point, which the previous iteration mostly has."""
-        if self._cache is None or not np.array_equal(theta, self._cache[0]):
-            self._cache = theta.copy(), self._likelihood(theta)
-        return self._cache[1]
 
-
-def _positive(name: str, value: float) -> float:
-    if not (isinstance(value, int | float | np.number) and 0 < value < math.inf):
-        raise PrivacyConfigurationError(f"`{name}` must be a positive number. Found {value!r}.")
-    return float(value)
-
-
-def _fraction(name: str, value: float, one: bool = False) -> float:
-    if not (isinstance(value, int | float | np.number) and (0 < value < 1 or (one and value == 1))):
-        raise PrivacyConfigurationError(
-            f"`{name}` must lie between 0 and 1{'' if one else ', both excluded'}. Found {value!r}."
-        )
-    return float(value)
-
-
-def _matrix_factor(name: str, value: Vector) -> Vector:
-    """Upper Cholesky factor R, RᵀR = value."""
-    try:
-        if not np.allclose(value, value.T):
-            raise np.linalg.LinAlgError
-        factor = np.asarray(np.linalg.cholesky(value).T, dtype=np.float64)
-    except np.linalg.LinAlgError:
-        raise PrivacyConfigurationError(
-            f"`{name}` as a matrix must be symmetric and positive definite."
-        ) from None
-    return factor
-
-
-def _checked_array(name: str, value: ArrayLike, d: int) -> NDArray[np.float64]:
-    array = np.asarray(value, dtype=np.float64)
-    if array.shape not in ((d,), (d, d)) or not np.isfinite(array).all():
-        raise PrivacyConfigurationError(
-            f"`{name}` must be finite, of shape ({d},) or ({d}, {d}) for this model's {d} "
-            f"unconstrained parameters. Found shape {array.shape}."
-        )
-    if array.ndim == 1 and not (array > 0).all():
-        raise PrivacyConfigurationError(f"`{name}` must be positive in every entry.")
-    return array
-
-
-def _metric_factor(metric: ArrayLike | None, d: int) -> NDArray[np.float64]:
+def _metric_factor(metric: ArrayLike | None, d: int) -> Vector:
     """R with ‖x‖_M = ‖R x‖."""
     if metric is None:
         return np.eye(d)
-    array = _checked_array("metric", metric, d)
-    return np.diag(np.sqrt(array)) if array.ndim == 1 else _matrix_factor("metric", array)
+    array = covariance_like("metric", metric, d)
+    return np.diag(np.sqrt(array)) if array.ndim == 1 else lower_factor(array).T
 
 
-def _proposal_factor(
-    scale: float | ArrayLike | None, d: int
-) -> tuple[NDArray[np.float64], float | None]:
+def _proposal_factor(scale: float | ArrayLike | None, d: int) -> tuple[Vector, float | None]:
     """Factor of the proposal's covariance, and the multiplier that tuning adapts."""
     if scale is None:
         return np.eye(d), None
     if np.ndim(scale) == 0:
-        return np.eye(d), _positive("scale", float(np.asarray(scale)))
-    array = _checked_array("scale", scale, d)
-    return (np.diag(array) if array.ndim == 1 else _matrix_factor("scale", array).T), 1.0
+        return np.eye(d), positive("scale", scale)
+    array = covariance_like("scale", scale, d)
+    return (np.diag(array) if array.ndim == 1 else lower_factor(array)), 1.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, add_clipped
 
-SWEEP = settings(max_examples=400, deadline=None, derandomize=True, database=None)
+SWEEP = settings(max_examples=250, deadline=None, derandomize=True, database=None)
 SUBNORMAL, HUGE = 5e-324, 1.7976931348623157e308
 SPECIAL = [0.0, SUBNORMAL, 2.2e-308, 1e-170, 1e-140, 1e140, 1e170, HUGE, math.inf, math.nan]
 
@@ -112,6 +112,7 @@ def test_what_one_scalar_adds(term, expected):
 @SWEEP
 @given(vector_cases)
 @example((1.0, [1.0]))
+@example((1.0, [2.0**26, 1.0]))  # its norm rounds down to 2^26
 @example((1e-150, [1e-150, 1e-150]))
 @example((1.0, [SUBNORMAL] * 4))
 @example((1e199, [HUGE] * 9))
@@ -143,7 +144,6 @@ def test_long_vectors_are_never_too_long(d):
             assert RESOLUTION - d <= math.isqrt(sum(x * x for x in k)) <= RESOLUTION
 
 
-@pytest.mark.xfail(reason="float32 vectors are squared and divided in float32", strict=True)
 def test_single_precision_vectors_are_never_too_long():
     terms = 100 * np.random.default_rng(0).standard_normal((500, 1, 5)).astype(np.float32)
     for unit in terms:

@@ -121,7 +121,7 @@ def test_state_round_trip_continues_the_same_path(logistic):
     point, path = iterate(first, model.initial_point(), 5)
     state = first.sampling_state
     second = cloudpickle.loads(cloudpickle.dumps(first))
-    assert second._cache is None  # private terms did not travel
+    assert second._noisy_ratio._current is None  # private terms did not travel
     second.sampling_state = state
     _, rest = iterate(second, point, 7)
     np.testing.assert_array_equal(path + rest, expected)
@@ -168,7 +168,7 @@ def test_state_holds_no_terms(logistic):
     start_chain(step)
     iterate(step, model.initial_point(), 2)
     arrays = [v for v in vars(step.sampling_state).values() if isinstance(v, np.ndarray)]
-    assert arrays == []
+    assert all(v.size == 2 for v in arrays)  # per parameter, not per record
 
 
 def test_more_draws_than_planned_by_hand(logistic):

@@ -191,7 +191,7 @@ def test_proposal_covariance(keywords, factor, logistic, fast):
         **keywords,
         **fast,
     )
-    scale = math.exp(step.log_scale)
+    scale = step._first_scale
     covariance = scale**2 * step._proposal @ step._proposal.T
     expected = np.array(keywords["scale"]) if factor is None else factor @ factor.T
     np.testing.assert_allclose(covariance, expected, rtol=1e-12)

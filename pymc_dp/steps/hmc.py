@@ -1,0 +1,411 @@
+r"""DP-HMC: Hamiltonian Monte Carlo with noisy gradients and a noisy acceptance test.
+
+Räisä, Koskela and Honkela (2021); Räisä (2021), chapter 4, Algorithm 4. With momentum
+:math:`p \sim \mathcal N(0, M)` and :math:`\tilde G(\theta) = T (\sum_i \operatorname{clip}_{b_g}
+(\nabla\ell_i(\theta)) + \mathcal N(0, (z_g \cdot 2 b_g)^2 I)) + \nabla\log p(\theta)`, drawn afresh
+at each of the L + 1 points of a trajectory,
+
+.. math::
+    p \mathrel{+}= \tfrac{\eta}{2}\tilde G(\theta_0), \quad
+    \theta_j = \theta_{j-1} + \eta M^{-1} p, \quad
+    p \mathrel{+}= \eta\,\tilde G(\theta_j) \;\;(\text{half of it at } j = L),
+
+and the move is accepted iff :math:`\log u < \hat\lambda + K(p_0) - K(p_L) - \sigma^2/2` with the
+noisy clipped ratio :math:`\hat\lambda` and σ of :mod:`~pymc_dp.steps.penalty`, and
+:math:`K(p) = p^\top M^{-1} p / 2`. (Algorithm 4 as printed lacks the η of the position update and
+the logarithm of u; the noise standard deviations are 2 b σ′, which Theorem 4.7 prints as variances.)
+
+The noise of a gradient depends on the position alone, so a trajectory run backwards meets the same
+distribution of noise: the proposal is symmetric, and clipping the gradients only makes it worse at
+proposing. The posterior is invariant when no *ratio* is clipped (Theorem 4.4).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from numpy.typing import ArrayLike
+from pymc.step_methods.state import dataclass_state
+from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
+from scipy.stats.qmc import Halton
+
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.privacy.calibration import calibrate_noise
+from pymc_dp.privacy.events import Event, Gaussian
+from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.noise import NoiseSource
+from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.steps.base import PrivateStep, PrivateStepState
+from pymc_dp.steps.penalty import PenaltyInfo
+from pymc_dp.steps.ratio import NoisyRatio
+from pymc_dp.steps.settings import Vector, covariance_like, fraction, lower_factor, positive, whole
+
+_DEFAULT_LEAPFROG = 8
+# Half-width of the jitter of the step size, relative to it: enough to break up resonances.
+_JITTER = 0.1
+
+
+class Mass:
+    """Kinetic energy of a Gaussian momentum.
+
+    Parameters
+    ----------
+    mass : float or array
+        M: a number, d of them, or a d × d positive definite matrix.
+    d : int
+        Number of parameters.
+    """
+
+    def __init__(self, mass: float | ArrayLike, d: int):
+        if np.ndim(mass) == 0:
+            array = np.full(d, positive("mass", mass))
+        else:
+            array = covariance_like("mass", mass, d)
+        matrix = np.diag(array) if array.ndim == 1 else array
+        self._factor = lower_factor(matrix)
+        self._inverse = np.linalg.inv(matrix)
+
+    def draw(self, rng: np.random.Generator) -> Vector:
+        """Momentum from N(0, M)."""
+        return self._factor @ rng.standard_normal(len(self._factor))
+
+    def velocity(self, p: Vector) -> Vector:
+        """M⁻¹p."""
+        return self._inverse @ p
+
+    def energy(self, p: Vector) -> float:
+        """pᵀM⁻¹p / 2."""
+        return float(p @ self._inverse @ p) / 2
+
+
+def leapfrog(
+    theta: Vector,
+    p: Vector,
+    *,
+    gradient: Callable[[Vector], Vector],
+    mass: Mass,
+    step_size: float,
+    n_leapfrog: int,
+) -> tuple[Vector, Vector]:
+    """`n_leapfrog` steps of size η; `gradient` is called ``n_leapfrog + 1`` times.
+
+    A trajectory that overflows is cut short and ends where it did.
+    """
+    half = step_size / 2
+    p = p + half * gradient(theta)
+    for j in range(1, n_leapfrog + 1):
+        theta = theta + step_size * mass.velocity(p)
+        if not np.isfinite(theta).all():
+            return theta, p
+        p = p + (half if j == n_leapfrog else step_size) * gradient(theta)
+    return theta, p
+
+
+def hmc_transition(
+    rng: np.random.Generator,
+    theta: Vector,
+    *,
+    gradient: Callable[[Vector], Vector],
+    mass: Mass,
+    step_size: float,
+    n_leapfrog: int,
+    bound: Callable[[Vector], float],
+    noisy_ratio: Callable[[Vector, Vector, float], float],
+    log_public: Callable[[Vector], float],
+    noise_multiplier: float,
+    tempering: float = 1.0,
+) -> tuple[Vector, PenaltyInfo]:
+    """One transition of DP-HMC.
+
+    Parameters
+    ----------
+    rng : Generator
+        Public randomness: the momentum, then the uniform of the test.
+    theta : ndarray, shape (d,)
+        Current point.
+    gradient : callable
+        ``theta -> `` noisy gradient of the log density, with fresh noise at each call.
+    mass : Mass
+        M.
+    step_size : float
+        η, the same for the whole trajectory.
+    n_leapfrog : int
+        L.
+    bound, noisy_ratio, log_public, noise_multiplier, tempering
+        As in :func:`~pymc_dp.steps.penalty.penalty_transition`.
+
+    Returns
+    -------
+    theta : ndarray, shape (d,)
+    info : PenaltyInfo
+    """
+    p = mass.draw(rng)
+    log_u = math.log1p(-rng.random())
+    with np.errstate(all="ignore"):  # an unstable trajectory is rejected below
+        proposal, p_end = leapfrog(
+            theta, p, gradient=gradient, mass=mass, step_size=step_size, n_leapfrog=n_leapfrog
+        )
+        kinetic = mass.energy(p) - mass.energy(p_end)
+        B = bound(proposal - theta)
+    if not (math.isfinite(kinetic) and 0 < B < math.inf):
+        return theta, PenaltyInfo(False, 0.0)
+    log_prior_ratio = log_public(proposal) - log_public(theta)
+    if not log_prior_ratio > -math.inf:
+        return theta, PenaltyInfo(False, 0.0)
+    sigma = tempering * noise_sd(B, noise_multiplier)
+    log_ratio = tempering * noisy_ratio(theta, proposal, B) + log_prior_ratio
+    log_alpha = log_ratio + kinetic - sigma**2 / 2
+    accepted = log_u < log_alpha
+    return (proposal if accepted else theta), PenaltyInfo(accepted, math.exp(min(0.0, log_alpha)))
+
+
+@dataclass_state
+class DPHMCState(PrivateStepState):
+    """State of a :class:`DPHMC` chain. The jitter is a sequence fixed by its seed."""
+
+    adaptation: StepSizeState
+    jitter_seed: int
+
+
+class DPHMC(PrivateStep):
+    r"""Differentially private Hamiltonian Monte Carlo.
+
+    Parameters
+    ----------
+    vars : list, optional
+        All free variables, if given: a private step shares its chain with no other.
+    draws, tune, chains : int
+        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
+        costs budget, tuning included; `tune` is 0 by default.
+    epsilon, delta : float, optional
+        The budget of the whole run, from which both noises are calibrated. `delta` defaults to
+        0.1 / units.
+    gradient_share : float
+        Part of the budget (of μ²) that gradients get, the acceptance test getting the rest.
+    noise_multiplier, gradient_multiplier : float, optional
+        Instead of `epsilon`: z of the ratio and of each gradient, noise standard deviation /
+        sensitivity (the papers' τ and τ_g are z/√n).
+    n_leapfrog : int, optional
+        L, leapfrog steps of an iteration; each iteration releases L + 1 gradients. Default 8.
+    path_length : float, optional
+        Instead of `n_leapfrog`: L is this over `step_size`, rounded up.
+    step_size : float, optional
+        η in unconstrained space. Jittered by 10 % from iteration to iteration. Default:
+        :math:`1/(L\sqrt{T n})`, right for records that each carry about one unit of information.
+    clip : float, optional
+        b_l: a unit's log-likelihood ratio is clipped to b_l‖θ_L − θ_0‖. Default √d.
+    gradient_clip : float, optional
+        b_g: a unit's gradient is clipped to this Euclidean norm. Clipping many gradients costs
+        acceptance, never exactness. Default: `clip`.
+    mass : float or array
+        M: a number, d of them, or a d × d matrix; best the posterior's inverse covariance as far
+        as it is publicly known. Default 1.
+    target_accept : float
+        Acceptance rate that tuning steers η to, by dual averaging on the noisy test. L stays.
+    tempering, unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
+        As in :class:`~pymc_dp.DPPenalty`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be sampled privately as it stands, or has no gradient.
+    PrivacyConfigurationError
+        If a setting is out of its range.
+
+    Notes
+    -----
+    **Releases**: per iteration L + 1 noisy sums of the clipped gradients (sensitivity 2 b_g in L2
+    norm) and one of the clipped log-likelihood ratios (sensitivity 2B, B = b_l‖θ_L − θ_0‖), under
+    substitute-one neighbours. **Guarantee**: k iterations in all are (ε, δ)-DP with
+    :math:`\mu^2 = k (1/z_l^2 + (L + 1)/z_g^2)` in
+    :func:`~pymc_dp.privacy.accounting.gaussian_delta` (Räisä, 2021, Theorem 4.7).
+    """
+
+    name = "dp_hmc"
+    _state_class = DPHMCState
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None = None,
+        *,
+        draws: int,
+        tune: int = 0,
+        chains: int = 1,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        gradient_multiplier: float | None = None,
+        gradient_share: float = 0.4,
+        n_leapfrog: int | None = None,
+        path_length: float | None = None,
+        step_size: float | None = None,
+        clip: float | None = None,
+        gradient_clip: float | None = None,
+        mass: float | ArrayLike = 1.0,
+        target_accept: float = 0.6,
+        tempering: float | None = None,
+        unit: str | int | ArrayLike | None = None,
+        public: Sequence[str] = (),
+        ledger: PrivacyLedger | None = None,
+        noise: NoiseSource | None = None,
+        chunk_size: int | None = None,
+        model: pm.Model | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        rng: Any = None,
+        blocked: bool = True,
+    ):
+        if (noise_multiplier is None) != (gradient_multiplier is None):
+            raise PrivacyConfigurationError(
+                "`gradient_multiplier` and `noise_multiplier` come together: the noise of the "
+                "gradients and of the acceptance test. Or give `epsilon`."
+            )
+        self._gradient_multiplier = gradient_multiplier
+        self._gradient_share = fraction("gradient_share", gradient_share)
+        self._target_accept = fraction("target_accept", target_accept)
+        self._tempering = (
+            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
+        )
+        self._L = _leapfrog_steps(n_leapfrog, path_length, step_size)
+        self._given: dict[str, Any] = {
+            "clip": clip,
+            "gradient_clip": gradient_clip,
+            "step_size": step_size,
+            "mass": mass,
+        }
+        super().__init__(
+            vars,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=noise_multiplier,
+            unit=unit,
+            public=public,
+            ledger=ledger,
+            noise=noise,
+            chunk_size=chunk_size,
+            model=model,
+            compile_kwargs=compile_kwargs,
+            rng=rng,
+            blocked=blocked,
+        )
+        self._gradients = UnitGradients(self.model, self._likelihood, compile_kwargs=compile_kwargs)
+        self._noisy_ratio = NoisyRatio(self._likelihood, self._noise, self._z)
+        self._start_chain()
+
+    def _configure(self, d: int) -> None:
+        given = self._given
+        self._d = d
+        self._clip = math.sqrt(d) if given["clip"] is None else positive("clip", given["clip"])
+        self._gradient_clip = (
+            self._clip
+            if given["gradient_clip"] is None
+            else positive("gradient_clip", given["gradient_clip"])
+        )
+        self._mass = Mass(given["mass"], d)
+        self._first_step_size = (
+            1 / (self._L * math.sqrt(self._tempering * self._roles.n_units))
+            if given["step_size"] is None
+            else positive("step_size", given["step_size"])
+        )
+
+    def _calibrate(
+        self,
+        epsilon: float | None,
+        delta: float,
+        noise_multiplier: float | None,
+        iterations: int,
+    ) -> tuple[Event, ...]:
+        gradients = self._L + 1
+        if epsilon is not None:
+            # μ² of one iteration, 1/z², is shared out between the test and the L + 1 gradients.
+            z = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations)
+            self._z = z / math.sqrt(1 - self._gradient_share)
+            self._z_gradient = z * math.sqrt(gradients / self._gradient_share)
+        else:
+            self._z = float(noise_multiplier or 0.0)
+            self._z_gradient = float(self._gradient_multiplier or 0.0)
+            if (self._z_gradient == 0) != (self._z == 0):
+                raise PrivacyConfigurationError(
+                    "`gradient_multiplier` and `noise_multiplier` must both be positive."
+                )
+        return Gaussian(self._z), Gaussian(self._z_gradient, gradients)
+
+    def _settings(self) -> dict[str, float | str]:
+        mass = self._given["mass"]
+        return {
+            "clip": self._clip,
+            "gradient_clip": self._gradient_clip,
+            "n_leapfrog": self._L,
+            "step_size": self._first_step_size,
+            "mass": mass if np.ndim(mass) == 0 else str(np.asarray(mass).tolist()),
+            "tempering": self._tempering,
+            "target_accept": self._target_accept,
+            "gradient_share": self._gradient_share,
+        }
+
+    def _start_chain(self) -> None:
+        self.adaptation = DualAverageAdaptation(
+            self._first_step_size, self._target_accept, gamma=0.05, k=0.75, t0=10
+        )
+        self.jitter_seed = int(self.rng.integers(2**31))
+        self._jitter: tuple[int, Vector] | None = None
+        self._noisy_ratio.forget()
+
+    def _jittered(self, step_size: float) -> float:
+        if self._jitter is None or self._jitter[0] != self.jitter_seed:
+            sequence = Halton(1, scramble=True, rng=self.jitter_seed).random(self.iterations)
+            self._jitter = self.jitter_seed, sequence[:, 0]
+        return step_size * (1 + _JITTER * (2 * float(self._jitter[1][self.used - 1]) - 1))
+
+    def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
+        tuning = not self.tuning_over
+        step_size = float(self.adaptation.current(tuning))
+
+        def gradient(theta: Vector) -> Vector:
+            released = noisy_sum(
+                self._gradients(theta),
+                dimension=self._d,
+                bound=self._gradient_clip,
+                noise_multiplier=self._z_gradient,
+                permit=permit,
+                noise=self._noise,
+            )
+            return self._tempering * released + self._log_public.gradient(theta)
+
+        new, info = hmc_transition(
+            self.rng,
+            theta,
+            gradient=gradient,
+            mass=self._mass,
+            step_size=self._jittered(step_size),
+            n_leapfrog=self._L,
+            bound=lambda move: self._clip * float(np.linalg.norm(move)),
+            noisy_ratio=lambda theta, new, B: self._noisy_ratio(theta, new, B, permit),
+            log_public=self._log_public,
+            noise_multiplier=self._z,
+            tempering=self._tempering,
+        )
+        if info.accepted:
+            self._noisy_ratio.move()
+        if tuning:
+            # A function of released numbers: it costs nothing beyond the iteration itself.
+            self.adaptation.update(info.accept_rate, tuning)
+        return new, {**info._asdict(), "scale": step_size}
+
+
+def _leapfrog_steps(
+    n_leapfrog: int | None, path_length: float | None, step_size: float | None
+) -> int:
+    if path_length is None:
+        return whole("n_leapfrog", _DEFAULT_LEAPFROG if n_leapfrog is None else n_leapfrog, 1)
+    if n_leapfrog is not None or step_size is None:
+        raise PrivacyConfigurationError(
+            "`path_length` sets the number of leapfrog steps together with `step_size`, which it "
+            "needs, and in place of `n_leapfrog`."
+        )
+    return math.ceil(positive("path_length", path_length) / positive("step_size", step_size))

@@ -1,0 +1,60 @@
+"""Checks of step settings: numbers, and symmetric positive definite matrices."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pymc_dp.exceptions import PrivacyConfigurationError
+
+Vector = NDArray[np.float64]
+
+
+def positive(name: str, value: Any) -> float:
+    """`value` as a float, if it is positive and finite."""
+    if not (isinstance(value, int | float | np.number) and 0 < value < math.inf):
+        raise PrivacyConfigurationError(f"`{name}` must be a positive number. Found {value!r}.")
+    return float(value)
+
+
+def fraction(name: str, value: Any, *, one_allowed: bool = False) -> float:
+    """`value` as a float, if it lies between 0 and 1."""
+    inside = isinstance(value, int | float | np.number) and 0 < value < 1
+    if not (inside or (one_allowed and value == 1)):
+        raise PrivacyConfigurationError(
+            f"`{name}` must lie between 0 and 1{'' if one_allowed else ', both excluded'}. "
+            f"Found {value!r}."
+        )
+    return float(value)
+
+
+def whole(name: str, value: Any, minimum: int) -> int:
+    """`value` as an int, if it is a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise PrivacyConfigurationError(
+            f"`{name}` must be a whole number, {minimum} or more. Found {value!r}."
+        )
+    return int(value)
+
+
+def covariance_like(name: str, value: ArrayLike, d: int) -> Vector:
+    """A positive d-vector, or a symmetric positive definite d × d matrix, checked."""
+    array = np.asarray(value, dtype=np.float64)
+    if array.shape not in ((d,), (d, d)) or not np.isfinite(array).all():
+        raise PrivacyConfigurationError(
+            f"`{name}` must be finite, of shape ({d},) or ({d}, {d}) for this model's {d} "
+            f"unconstrained parameters. Found shape {array.shape}."
+        )
+    if array.ndim == 1 and not (array > 0).all():
+        raise PrivacyConfigurationError(f"`{name}` must be positive in every entry.")
+    if array.ndim == 2 and not (np.allclose(array, array.T) and np.linalg.eigvalsh(array)[0] > 0):
+        raise PrivacyConfigurationError(
+            f"`{name}` as a matrix must be symmetric and positive definite."
+        )
+    return array
+
+
+def lower_factor(matrix: Vector) -> Vector:
+    """Lower Cholesky factor L, L Lᵀ = matrix."""
+    return np.asarray(np.linalg.cholesky(matrix), dtype=np.float64)

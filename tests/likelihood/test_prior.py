@@ -1,0 +1,59 @@
+"""The public part of the log-density."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_dp.likelihood.prior import PublicLogDensity
+
+from .zoo import FAST, ZOO, build, some_points, zoo_likelihood
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_prior_and_likelihood_are_the_models_log_density(name):
+    """Jacobians of the transforms included."""
+    model, likelihood = zoo_likelihood(name)
+    public = PublicLogDensity(model, FAST)
+    whole = model.compile_logp(**FAST)
+    for point, theta in some_points(model, 4):
+        expected = whole(point)
+        assert np.isfinite(expected)
+        assert public(theta) + likelihood(theta).sum() == pytest.approx(expected, rel=1e-12)
+
+
+def test_potentials_without_data_are_public():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 1.0)
+        pm.Potential("push", -3.0 * mu**2)
+        pm.Normal("y", mu, 1.0, observed=np.zeros(9))
+    at = np.array([0.7])
+    assert PublicLogDensity(model, FAST)(at) == pytest.approx(
+        -0.5 * np.log(2 * np.pi) - 0.5 * 0.7**2 - 3 * 0.7**2, rel=1e-12
+    )
+
+
+def test_the_lines_own_compile_mode():
+    model = build("linear")
+    public, interpreted = PublicLogDensity(model), PublicLogDensity(model, FAST)
+    for _, theta in some_points(model):
+        assert public(theta) == pytest.approx(interpreted(theta), rel=1e-12)
+
+
+def test_outside_the_support_is_minus_infinity():
+    """Here the scale of `b` is negative for half of all `a`: a check fails."""
+    with pm.Model() as model:
+        a = pm.Normal("a", 0.0, 1.0)
+        b = pm.Normal("b", 0.0, a)
+        pm.Normal("y", b, 1.0, observed=np.zeros(9))
+    public = PublicLogDensity(model, FAST)
+    assert np.isfinite(public(np.array([1.0, 0.2])))
+    assert public(np.array([-1.0, 0.2])) == -np.inf
+
+
+@pytest.mark.parametrize("extreme", [np.nan, np.inf, -np.inf, 1e200])
+def test_no_theta_gives_nan(extreme):
+    model = build("linear")
+    public = PublicLogDensity(model, FAST)
+    with np.errstate(all="ignore"):
+        value = public(np.full(4, extreme))
+    assert value == -np.inf

@@ -1,0 +1,94 @@
+"""Every example in the README and the documentation runs and prints what its page says.
+
+The ``python`` blocks of a page run in order, in one namespace and an empty folder. A ``text`` block
+right after one, with nothing between them, is its output: each line must have been printed, in that
+order. A line that ends in ``...`` need only begin like a printed one.
+"""
+
+import contextlib
+import io
+import re
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+import pymc_dp as dp
+from pymc_dp.steps.base import STATS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
+    for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    if "_build" not in page.parts
+}
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+
+
+def examples(text):
+    """First line number, code and promised output (or None) of every ``python`` block."""
+    fences = list(FENCE.finditer(text))
+    for fence, following in zip_longest(fences, fences[1:]):
+        if fence[1] != "python":
+            continue
+        shown = None
+        if (
+            following
+            and following[1] == "text"
+            and not text[fence.end() : following.start()].strip()
+        ):
+            shown = following[2]
+        yield text.count("\n", 0, fence.start(2)), fence[2], shown
+
+
+def check_printed(shown, printed):
+    lines = iter(line.strip() for line in printed.splitlines())
+    for wanted in filter(None, map(str.strip, shown.splitlines())):
+        stem = wanted.removesuffix("...")
+        if not any(line == wanted or (stem != wanted and line.startswith(stem)) for line in lines):
+            pytest.fail(f"The page promises this line of output:\n{wanted}\nPrinted:\n{printed}")
+
+
+@pytest.mark.parametrize("page", [p for p, text in PAGES.items() if any(examples(text))])
+def test_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    namespace = {"__name__": "example"}
+    for line, code, shown in examples(PAGES[page]):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile("\n" * line + code, page, "exec"), namespace)
+        if shown is not None:
+            check_printed(shown, output.getvalue())
+
+
+def test_output_check_can_fail():
+    check_printed("one\nthr...", "one\ntwo\nthree")
+    for wrong in ("four", "two\none", "two..three"):
+        with pytest.raises(pytest.fail.Exception, match="promises"):
+            check_printed(wrong, "one\ntwo\nthree")
+
+
+def test_examples_are_found():
+    text = (
+        "```python\na\n```\n\n```text\nb\n```\nwords\n```python\nc\n```\nwords\n```text\nd\n```\n"
+    )
+    assert [(code, shown) for _, code, shown in examples(text)] == [("a\n", "b\n"), ("c\n", None)]
+
+
+def test_every_public_name_has_its_place_in_the_reference():
+    documented = set(re.findall(r"::\s+pymc_dp\.(\w+)\s*$", PAGES["docs/api.md"], re.MULTILINE))
+    assert set(dp.__all__) - {"__version__"} <= documented
+
+
+def test_every_statistic_is_explained():
+    table = PAGES["docs/results.md"]
+    assert [name for name in STATS if f"| `{name}` |" not in table] == []
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", PAGES["README.md"])
+    assert links
+    missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
+    assert missing == []
