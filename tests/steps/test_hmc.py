@@ -1,0 +1,371 @@
+"""DP-HMC: reversibility, exactness with noise on, and what it releases."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import stats
+
+import pymc_dp as dp
+from pymc_dp.privacy.accounting import gaussian_epsilon
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.noisy_sum import noisy_sum
+from pymc_dp.steps.hmc import Mass, hmc_transition, leapfrog
+
+# The skewed target of test_penalty: exponential data, Gamma(2, 1) prior, θ the log rate.
+Y = np.array([0.3, 2.5, 0.1, 1.9])
+POSTERIOR = stats.gamma(2 + len(Y), scale=1 / (1 + Y.sum()))
+FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+
+
+def log_public(theta):
+    return float(2 * theta[0] - np.exp(theta[0]))
+
+
+def terms(theta):
+    return theta[0] - Y * np.exp(theta[0])
+
+
+def term_gradients(theta):
+    return (1 - Y * np.exp(theta[0]))[:, None]
+
+
+@pytest.mark.parametrize("mass", [2.0, [0.5, 1.0, 4.0], np.eye(3) + 0.3])
+def test_leapfrog_is_reversible_with_frozen_noise(mass):
+    """Backwards through the same positions with the same noise: back to the start."""
+    rng = np.random.default_rng(0)
+    L = 7
+    noise = rng.normal(size=(L + 1, 3))
+
+    def gradient(draws):
+        remaining = iter(draws)
+        return lambda theta: -(theta**3) + next(remaining)
+
+    kinetic = Mass(mass, 3)
+    theta, p = rng.normal(size=3), rng.normal(size=3)
+    settings = {"mass": kinetic, "step_size": 0.1, "n_leapfrog": L}
+    there, p_there = leapfrog(theta, p, gradient=gradient(noise), **settings)
+    back, p_back = leapfrog(there, -p_there, gradient=gradient(noise[::-1]), **settings)
+    np.testing.assert_allclose(back, theta, atol=1e-12)
+    np.testing.assert_allclose(-p_back, p, atol=1e-12)
+
+
+@pytest.mark.parametrize("mass", [2.0, [0.5, 1.0, 4.0], np.eye(3) + 0.3])
+def test_momentum_has_the_mass_as_covariance(mass):
+    kinetic = Mass(mass, 3)
+    rng = np.random.default_rng(1)
+    draws = np.array([kinetic.draw(rng) for _ in range(20_000)])
+    # 2K is chi-square with d degrees of freedom.
+    twice_energy = [2 * kinetic.energy(p) for p in draws[:4000]]
+    assert stats.kstest(twice_energy, stats.chi2(3).cdf).pvalue > 1e-3
+    matrix = np.diag(np.broadcast_to(mass, 3)) if np.ndim(mass) < 2 else np.asarray(mass)
+    np.testing.assert_allclose(kinetic.velocity(matrix @ [1.0, 2.0, 3.0]), [1, 2, 3])
+
+
+def run_from_posterior(z, assumed_z, gradient_clip, starts=3000, transitions=5, b=40.0, z_g=0.02):
+    """Exact posterior draws moved by DP-HMC; independent of each other."""
+    rng = np.random.default_rng(7)
+    noise = dp.InsecureSeededNoise(11)
+    L = 3
+    ends, accepted = np.empty(starts), 0
+    for k in range(starts):
+        theta = np.log(POSTERIOR.rvs(1, random_state=rng))
+        for t in range(transitions):
+            permit = Permit(k, t, (Gaussian(z), Gaussian(z_g, L + 1)))
+
+            def gradient(theta, permit=permit):
+                released = noisy_sum(
+                    iter([term_gradients(theta)]),
+                    dimension=1,
+                    bound=gradient_clip,
+                    noise_multiplier=z_g,
+                    permit=permit,
+                    noise=noise,
+                )
+                return released + 2 - np.exp(theta)
+
+            def ratio(theta, new, B, permit=permit):
+                return float(
+                    noisy_sum(
+                        iter([terms(new) - terms(theta)]),
+                        bound=B,
+                        noise_multiplier=z,
+                        permit=permit,
+                        noise=noise,
+                    )
+                )
+
+            theta, info = hmc_transition(
+                rng,
+                theta,
+                gradient=gradient,
+                mass=Mass(1.0, 1),
+                step_size=0.25,
+                n_leapfrog=L,
+                bound=lambda move: b * abs(float(move[0])),
+                noisy_ratio=ratio,
+                log_public=log_public,
+                noise_multiplier=assumed_z,
+            )
+            accepted += info.accepted
+        ends[k] = theta[0]
+    return np.exp(ends), accepted / starts / transitions
+
+
+@pytest.mark.parametrize("gradient_clip", [40.0, 0.4])
+def test_posterior_is_invariant_with_noise_on(gradient_clip):
+    """Also when most gradients are clipped: they only propose."""
+    draws, accepted = run_from_posterior(0.025, 0.025, gradient_clip)
+    assert accepted > 0.2
+    assert stats.kstest(draws, POSTERIOR.cdf).pvalue > 1e-3
+
+
+def test_a_wrong_penalty_is_caught():
+    draws, _ = run_from_posterior(0.06, 0.01, 40.0)
+    assert stats.kstest(draws, POSTERIOR.cdf).pvalue < 1e-6
+
+
+def exponential_model():
+    with pm.Model() as model:
+        rate = pm.Gamma("rate", 2, 1)
+        pm.Exponential("y", rate, observed=pm.Data("Y", Y))
+    return model
+
+
+def test_step_in_pymc_reaches_the_exact_posterior(quiet):
+    step = dp.DPHMC(
+        noise_multiplier=0.02,
+        gradient_multiplier=0.02,
+        clip=40.0,
+        gradient_clip=40.0,
+        step_size=0.25,
+        n_leapfrog=4,
+        draws=3000,
+        chains=2,
+        noise=dp.InsecureSeededNoise(3),
+        model=exponential_model(),
+    )
+    idata = pm.sample(3000, tune=0, chains=2, step=step, random_seed=5, model=step.model, **quiet)
+    import arviz as az
+
+    sample = idata.posterior["rate"].values
+    ess = float(np.asarray(az.ess(sample)))
+    assert ess > 200
+    assert abs(sample.mean() - POSTERIOR.mean()) < 5 * POSTERIOR.std() / math.sqrt(ess)
+    for q in (0.05, 0.5, 0.95):
+        error = math.sqrt(q * (1 - q) / (ess / 2))
+        assert abs(np.mean(sample < POSTERIOR.ppf(q)) - q) < 5 * error
+
+
+def test_without_noise_it_is_plain_hmc(logistic, quiet):
+    """Same randomness, same path, step by step."""
+    model = logistic(n=60)
+    step = dp.DPHMC(
+        noise_multiplier=0,
+        gradient_multiplier=0,
+        clip=1e3,
+        gradient_clip=1e3,
+        step_size=0.15,
+        n_leapfrog=5,
+        mass=[1.0, 2.0],
+        draws=60,
+        noise=dp.InsecureSeededNoise(0),
+        model=model,
+        **FAST,
+    )
+    generator = np.random.default_rng(42)
+    idata = pm.sample(60, tune=0, chains=1, step=step, random_seed=generator, model=model, **quiet)
+    log_p = model.compile_logp(mode="FAST_COMPILE")
+    slope = model.compile_dlogp(mode="FAST_COMPILE")
+    rng = np.random.default_rng(42).spawn(1)[0]
+    rng.integers(2**30)  # PyMC's draw for the initial point
+    from scipy.stats.qmc import Halton
+
+    jitter = Halton(1, scramble=True, rng=int(rng.integers(2**31))).random(60)[:, 0]
+    theta, mass, path = model.initial_point()["beta"], np.array([1.0, 2.0]), []
+    for i in range(60):
+        eta = 0.15 * (0.9 + 0.2 * jitter[i])
+        p0 = np.sqrt(mass) * rng.standard_normal(2)
+        log_u = math.log1p(-rng.random())
+        new, p = theta, p0 + eta / 2 * slope({"beta": theta})
+        for j in range(5):
+            new = new + eta * p / mass
+            p = p + (eta if j < 4 else eta / 2) * slope({"beta": new})
+        energy = (p0**2 / mass).sum() / 2 - (p**2 / mass).sum() / 2
+        if log_u < log_p({"beta": new}) - log_p({"beta": theta}) + energy:
+            theta = new
+        path.append(theta)
+    # The fixed-point grid of a clipping bound of 1000 rounds gradients at 1e-5.
+    np.testing.assert_allclose(idata.posterior["beta"].values[0], path, atol=2e-3)
+    assert idata.sample_stats["accepted"].values.mean() > 0.5
+
+
+def test_every_release_is_counted(logistic, monkeypatch, quiet):
+    """L + 1 gradients and one ratio an iteration, no more and no fewer, all paid for."""
+    model, L, draws = logistic(), 4, 6
+    seen = Counter()
+
+    def counting(terms, *, noise_multiplier, **keywords):
+        seen[noise_multiplier] += 1
+        return noisy_sum(terms, noise_multiplier=noise_multiplier, **keywords)
+
+    monkeypatch.setattr("pymc_dp.steps.hmc.noisy_sum", counting)
+    monkeypatch.setattr("pymc_dp.steps.ratio.noisy_sum", counting)
+    step = dp.DPHMC(epsilon=2.0, delta=1e-5, n_leapfrog=L, draws=draws, model=model, **FAST)
+    pm.sample(draws, tune=0, chains=1, step=step, model=model, **quiet)
+    ratio, gradient = step.events
+    assert seen[gradient.noise_multiplier] == draws * (L + 1)
+    assert seen[ratio.noise_multiplier] == draws
+    assert gradient.count == L + 1
+    assert step.ledger.events() == (
+        Gaussian(ratio.noise_multiplier, draws),
+        Gaussian(gradient.noise_multiplier, draws * (L + 1)),
+    )
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.9])
+def test_budget_is_split_as_documented(share, logistic):
+    L, draws = 6, 40
+    step = dp.DPHMC(
+        epsilon=2.0,
+        delta=1e-5,
+        n_leapfrog=L,
+        draws=draws,
+        gradient_share=share,
+        model=logistic(),
+        **FAST,
+    )
+    ratio, gradient = step.events
+    mu2_ratio = draws / ratio.noise_multiplier**2
+    mu2_gradient = draws * (L + 1) / gradient.noise_multiplier**2
+    assert mu2_gradient / (mu2_ratio + mu2_gradient) == pytest.approx(share)
+    spent = gaussian_epsilon(math.sqrt(mu2_ratio + mu2_gradient), 1e-5)
+    assert 2.0 - 1e-6 < spent <= 2.0
+
+
+def test_overflowing_trajectories_are_rejected(logistic, quiet, recwarn):
+    model = logistic()
+    step = dp.DPHMC(epsilon=1.0, step_size=1e200, draws=5, model=model, **FAST)
+    recwarn.clear()
+    idata = pm.sample(5, tune=0, chains=1, step=step, model=model, **quiet)
+    assert not idata.sample_stats["accepted"].values.any()
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
+def test_path_length(logistic):
+    step = dp.DPHMC(epsilon=1.0, path_length=1.0, step_size=0.3, draws=2, model=logistic(), **FAST)
+    assert step.events[1].count == 5  # four steps
+
+
+def test_tuning_steers_the_step_size(logistic, quiet):
+    model = logistic(n=400)
+    step = dp.DPHMC(
+        noise_multiplier=0.3,
+        gradient_multiplier=0.3,
+        clip=3.0,
+        gradient_clip=3.0,
+        step_size=1.0,
+        n_leapfrog=3,
+        tune=150,
+        draws=150,
+        noise=dp.InsecureSeededNoise(1),
+        model=model,
+        **FAST,
+    )
+    idata = pm.sample(150, tune=150, chains=1, step=step, random_seed=2, model=model, **quiet)
+    assert idata.sample_stats["scale"].values[0, 0] < 0.6
+    assert 0.4 < idata.sample_stats["accept_rate"].values.mean() < 0.85
+
+
+def test_state_round_trip(logistic):
+    import cloudpickle
+
+    def build():
+        return dp.DPHMC(
+            noise_multiplier=1.0,
+            gradient_multiplier=1.0,
+            draws=8,
+            noise=dp.InsecureSeededNoise(5),
+            rng=3,
+            model=model,
+            **FAST,
+        )
+
+    def iterate(step, point, times):
+        path = []
+        for _ in range(times):
+            point, _ = step.step(point)
+            path.append(point["beta"])
+        return point, path
+
+    model = logistic()
+    whole, first = build(), build()
+    whole.stop_tuning()
+    first.stop_tuning()
+    _, expected = iterate(whole, model.initial_point(), 8)
+    point, path = iterate(first, model.initial_point(), 3)
+    state, second = first.sampling_state, cloudpickle.loads(cloudpickle.dumps(first))
+    second.sampling_state = state
+    _, rest = iterate(second, point, 5)
+    np.testing.assert_array_equal(path + rest, expected)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_short_way(cores, logistic):
+    with logistic():
+        idata = dp.sample(
+            8,
+            chains=2,
+            epsilon=1.0,
+            step=dp.DPHMC,
+            n_leapfrog=2,
+            cores=cores,
+            mp_ctx="fork",
+            progressbar=False,
+            compute_convergence_checks=False,
+            **FAST,
+        )
+    assert idata.attrs["privacy_step"] == "DPHMC"
+    assert idata.attrs["privacy_epsilon"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"gradient_share": 1.0},
+        {"n_leapfrog": 0},
+        {"step_size": -1.0},
+        {"gradient_clip": math.nan},
+        {"mass": -1.0},
+        {"mass": [[1.0, 2.0], [2.0, 1.0]]},
+        {"path_length": 1.0},
+        {"gradient_multiplier": 1.0},
+        {"target_accept": 0.0},
+    ],
+)
+def test_bad_settings_are_refused_by_name(bad, logistic):
+    with pytest.raises(dp.PrivacyConfigurationError, match=f"`{next(iter(bad))}"):
+        dp.DPHMC(**{"epsilon": 1.0, "draws": 5, "model": logistic(), **FAST, **bad})
+
+
+def test_a_likelihood_without_gradient_is_refused():
+    import pytensor.tensor as pt
+    from pytensor.graph.basic import Apply
+    from pytensor.graph.op import Op
+
+    class BlackBox(Op):
+        def make_node(self, x, mu):
+            return Apply(self, [pt.as_tensor(x), pt.as_tensor(mu)], [pt.dvector()])
+
+        def perform(self, node, inputs, outputs):
+            outputs[0][0] = -((inputs[0] - inputs[1]) ** 2)
+
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.CustomDist("y", mu, logp=lambda v, m: BlackBox()(v, m), observed=np.linspace(0, 1, 20))
+    dp.DPPenalty(epsilon=1.0, draws=5, model=model, **FAST)
+    with pytest.raises(dp.UnsupportedModelError, match="DPPenalty"):
+        dp.DPHMC(epsilon=1.0, draws=5, model=model, **FAST)
