@@ -14,7 +14,18 @@ from pytensor.raise_op import Assert, CheckAndRaise
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.records import initial_theta
 
-from .zoo import NEEDS_DATA, ZOO, N, bug, build, checked, compiled, own_terms, some_points, zoo_likelihood
+from .zoo import (
+    NEEDS_DATA,
+    ZOO,
+    N,
+    bug,
+    build,
+    checked,
+    compiled,
+    own_terms,
+    some_points,
+    zoo_likelihood,
+)
 
 rng = np.random.default_rng(11)
 
@@ -73,7 +84,9 @@ def test_baked_in_arrays_in_the_lines_own_compile_mode():
 def two_by_time(times, people, by_name):
     """Records on axis 1."""
     dims = ("time", "patient") if by_name else None
-    with pm.Model(coords={"time": range(times), "patient": range(people)} if by_name else None) as m:
+    with pm.Model(
+        coords={"time": range(times), "patient": range(people)} if by_name else None
+    ) as m:
         x = pm.Data("x", rng.normal(size=(times, people)), dims=dims)
         level = pm.Normal("level", 0.0, 1.0, shape=times)
         slope = pm.Normal("slope", 0.0, 1.0)

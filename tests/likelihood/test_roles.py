@@ -39,9 +39,7 @@ def refused(*words, marks=(), **arguments):
     """Register a model, the words its refusal must have, and the arguments of `find_roles`."""
 
     def register(builder):
-        REFUSED.append(
-            pytest.param(builder, words, arguments, marks=marks, id=builder.__name__)
-        )
+        REFUSED.append(pytest.param(builder, words, arguments, marks=marks, id=builder.__name__))
         return builder
 
     return register
@@ -81,9 +79,7 @@ def masked_values():
 
 @refused("'y_", "missing values")
 def missing_parts_of_vectors():
-    pm.MvNormal(
-        "y", pm.Normal("b", shape=D), cov=np.eye(D), observed=np.where(X > 1, np.nan, X)
-    )
+    pm.MvNormal("y", pm.Normal("b", shape=D), cov=np.eye(D), observed=np.where(X > 1, np.nan, X))
 
 
 @refused("'y'", "total_size")
@@ -98,9 +94,7 @@ def minibatch():
 
 @refused("'y'", "total_size")
 def minibatch_with_total_size():
-    pm.Normal(
-        "y", pm.Normal("b"), 1.0, observed=pm.Minibatch(y, batch_size=10), total_size=N
-    )
+    pm.Normal("y", pm.Normal("b"), 1.0, observed=pm.Minibatch(y, batch_size=10), total_size=N)
 
 
 @refused("'effect'", "one value per record")
@@ -340,7 +334,7 @@ def matrix_between_records_with_dimensions():
     observe(b, name="z", dims="again")
 
 
-@refused("'x'", "again", "'y'", marks=bug("advises to call it public"))
+@refused("'x'", "again", "not the records'", marks=bug("advises to call it public"))
 def records_under_another_dimension():
     observe(pm.Normal("b") * pm.Data("x", x, dims="again"), dims="person")
 

@@ -337,9 +337,7 @@ def coupling_far_from_the_initial_point(data, rng, n):
         pytest.param(
             coupling_of_equal_flags, marks=bug("records are only replaced by one another")
         ),
-        pytest.param(
-            coupling_where_nothing_is_possible, marks=bug("infinite terms are all alike")
-        ),
+        pytest.param(coupling_where_nothing_is_possible, marks=bug("infinite terms are all alike")),
         pytest.param(
             coupling_far_from_the_initial_point, marks=bug("only points nearby are looked at")
         ),
@@ -409,12 +407,8 @@ def statistic_captured_by_dist(data, rng, n):
     [
         captured_by_logp,
         statistic_captured_by_logp,
-        pytest.param(
-            statistic_of_a_part_captured_by_logp, marks=bug("only n rows are looked for")
-        ),
-        pytest.param(
-            statistics_node_captured_by_logp, marks=bug("only n rows are looked for")
-        ),
+        pytest.param(statistic_of_a_part_captured_by_logp, marks=bug("only n rows are looked for")),
+        pytest.param(statistics_node_captured_by_logp, marks=bug("only n rows are looked for")),
         pytest.param(
             statistic_captured_by_dist, marks=bug("folded into a number before it is looked for")
         ),
@@ -451,7 +445,9 @@ def test_a_shifted_copy_of_a_column_is_refused(lag, where):
             original = y if where == "observed" else x
             mean = b[0] * pm.Data("x", x) + b[1] * pm.Data("before", lagged(original, lag, 0.0))
         pm.Normal("y", mean, 1.0, observed=pm.Data("Y", y))
-    with pytest.raises(UnsupportedModelError, match=rf"is a copy of .* shifted by {lag}") as refusal:
+    with pytest.raises(
+        UnsupportedModelError, match=rf"is a copy of .* shifted by {lag}"
+    ) as refusal:
         checked(model)
     if where != "column":
         assert "'before'" in str(refusal.value)

@@ -65,11 +65,11 @@ def test_momentum_has_the_mass_as_covariance(mass):
     np.testing.assert_allclose(kinetic.velocity(matrix @ [1.0, 2.0, 3.0]), [1, 2, 3])
 
 
-def run_from_posterior(z, assumed_z, gradient_clip, starts=3000, transitions=5, b=40.0, z_g=0.02):
+def run_from_posterior(z, assumed_z, gradient_clip, starts=3000, step_size=0.25):
     """Exact posterior draws moved by DP-HMC; independent of each other."""
     rng = np.random.default_rng(7)
     noise = dp.InsecureSeededNoise(11)
-    L = 3
+    L, transitions, b, z_g = 3, 5, 40.0, 0.02
     ends, accepted = np.empty(starts), 0
     for k in range(starts):
         theta = np.log(POSTERIOR.rvs(1, random_state=rng))
@@ -103,7 +103,7 @@ def run_from_posterior(z, assumed_z, gradient_clip, starts=3000, transitions=5, 
                 theta,
                 gradient=gradient,
                 mass=Mass(1.0, 1),
-                step_size=0.25,
+                step_size=step_size,
                 n_leapfrog=L,
                 bound=lambda move: b * abs(float(move[0])),
                 noisy_ratio=ratio,
@@ -124,7 +124,8 @@ def test_posterior_is_invariant_with_noise_on(gradient_clip):
 
 
 def test_a_wrong_penalty_is_caught():
-    draws, _ = run_from_posterior(0.06, 0.01, 40.0)
+    # A coarse trajectory: where energy is all but conserved, the test hardly matters.
+    draws, _ = run_from_posterior(0.02, 1e-6, 40.0, step_size=0.6)
     assert stats.kstest(draws, POSTERIOR.cdf).pvalue < 1e-6
 
 
