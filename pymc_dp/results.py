@@ -1,7 +1,6 @@
 """From what ``pm.sample`` returns to what may be released."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,19 +12,19 @@ from pymc_dp._version import __version__
 from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.events import from_json
-from pymc_dp.privacy.guarantee import RELATION, SCHEMA_VERSION, Guarantee
-from pymc_dp.steps.base import STATS, guarantee_of_run
+from pymc_dp.privacy.guarantee import Guarantee
+from pymc_dp.steps.base import STATS, PrivateStep, guarantee_of_run
 from pymc_dp.tables import as_html, as_text
 
-_DRAWS = ("posterior", "warmup_posterior")
 _STATISTICS = ("sample_stats", "warmup_sample_stats")
+_KEPT_GROUPS = ("posterior", "warmup_posterior", "constant_data", *_STATISTICS)
 # Attributes of PyMC's that say nothing about the data. Running time does, so it stays behind.
 _SAFE_ATTRS = ("created_at", "creation_library", "creation_library_version", "creation_library_language",
                "inference_library", "inference_library_version", "arviz_version", "tuning_steps",
                "sample_dims")  # fmt: skip
 
 
-def release(idata: Any) -> Any:
+def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
     """Keep of a sampling result what is covered by the guarantee, and write the guarantee on it.
 
     Drops ``observed_data``, private ``constant_data``, every group or variable that the private
@@ -36,8 +35,10 @@ def release(idata: Any) -> Any:
     Parameters
     ----------
     idata : InferenceData or DataTree
-        What ``pm.sample(step=...)`` returned, in the process that built the step or loaded from a
-        file.
+        What ``pm.sample(step=...)`` returned.
+    step : PrivateStep, optional
+        Only for a result that another process sampled and saved unreleased: a step built for the
+        same model with the same settings, which tells what in the result is private.
 
     Returns
     -------
@@ -47,30 +48,21 @@ def release(idata: Any) -> Any:
     Raises
     ------
     PrivacyError
-        If the draws were not made by a private step alone.
+        If the draws were not made by a private step alone, or the run is not known.
     """
     groups = groups_of(idata)
     run_id, epsilon, delta = _identify(groups)
-    guarantee = guarantee_of_run(run_id)
-    attrs = _attrs(root_attrs(idata), guarantee, epsilon, delta)
-    allowed = None if guarantee is None else set(guarantee.variables)
-    private_dims = set() if guarantee is None else set(guarantee.record_dims)
-    # Without the step at hand, which constants were public is not known: none are kept.
-    public_constants = set() if guarantee is None else set(guarantee.public_data)
+    attrs = {k: v for k, v in root_attrs(idata).items() if k in _SAFE_ATTRS}
+    attrs |= _promise(root_attrs(idata), guarantee_of_run(run_id), step, epsilon, delta)
+    allowed = json.loads(attrs["privacy_variables"])
 
     kept: dict[str, xr.Dataset] = {}
     for name, group in groups.items():
-        if name in _DRAWS:
-            wanted = [v for v in group.data_vars if allowed is None or v in allowed]
-        elif name in _STATISTICS:
-            wanted = [v for v in group.data_vars if v in STATS]
-        elif name == "constant_data":
-            wanted = [v for v in group.data_vars if v in public_constants]
-            wanted = [v for v in wanted if not private_dims & set(group[v].dims)]
-        else:
+        if name not in _KEPT_GROUPS:
             continue
-        if wanted:
-            kept[name] = _only(group, wanted, private_dims)
+        wanted = STATS if name in _STATISTICS else allowed
+        if chosen := [v for v in group.data_vars if v in wanted]:
+            kept[name] = _only(group, chosen)
     kept["privacy"] = _privacy_group(attrs)
     return from_groups(kept, attrs, like=idata)
 
@@ -98,43 +90,39 @@ def _identify(groups: Mapping[str, xr.Dataset]) -> tuple[int, float, float]:
     return int(carried[0][0]), float(carried[1][0]), float(carried[2][0])
 
 
-def _attrs(
-    present: Mapping[str, Any], guarantee: Guarantee | None, epsilon: float, delta: float
+def _promise(
+    present: Mapping[str, Any],
+    guarantee: Guarantee | None,
+    step: PrivateStep | None,
+    epsilon: float,
+    delta: float,
 ) -> dict[str, Any]:
-    safe = {k: v for k, v in present.items() if k in _SAFE_ATTRS}
+    """Attributes ``privacy_*``: of the run as it was planned, or as they are on the result."""
     if guarantee is not None:
-        return safe | guarantee.attrs(__version__)
+        return guarantee.attrs(__version__)
     if "privacy_schema_version" in present:
-        ours = ("privacy_", "pymc_dp_")
-        return safe | {k: v for k, v in present.items() if k.startswith(ours)}
-    valid = math.isfinite(epsilon)
-    return safe | {
-        "privacy_epsilon": epsilon,
-        "privacy_delta": delta,
-        "privacy_relation": RELATION,
-        "privacy_unit": "as set when the step was built (not known here)",
-        "privacy_noise": "opendp discrete gaussian" if valid else "insecure",
-        "privacy_valid": int(valid),
-        "privacy_events": "[]",
-        "privacy_statement": (
-            f"These draws are ({epsilon:g}, {delta:.3g})-differentially private."
-            if valid
-            else "NOT PRIVATE: these draws carry no guarantee and must not be released."
-        ),
-        "privacy_schema_version": SCHEMA_VERSION,
-        "pymc_dp_version": __version__,
-    }
+        return {k: v for k, v in present.items() if k.startswith(("privacy_", "pymc_dp_"))}
+    if step is None:
+        raise PrivacyError(
+            "The run that made these draws was planned in another process, so what may be kept of "
+            "them is not known here. Build the step again, for the same model with the same "
+            "settings, and pass it: `release(idata, step=step)`. (`pymc_dp.sample` releases in the "
+            "process that samples.)"
+        )
+    if (step.guarantee.epsilon, step.guarantee.delta) != (epsilon, delta):
+        raise PrivacyError(
+            f"The draws carry ε = {epsilon:g} and δ = {delta:g}, the step given "
+            f"ε = {step.guarantee.epsilon:g} and δ = {step.guarantee.delta:g}: it was not built "
+            "with the settings of this run."
+        )
+    return step.guarantee.attrs(__version__)
 
 
-def _only(group: xr.Dataset, variables: list[Any], private_dims: set[str]) -> xr.Dataset:
+def _only(group: xr.Dataset, variables: list[Any]) -> xr.Dataset:
+    """Some variables, with the labels of their own dimensions only."""
     kept = group[variables]
     used = {dim for v in variables for dim in group[v].dims}
-    extra = [
-        name
-        for name, c in kept.coords.items()
-        if not set(c.dims) <= used or set(c.dims) & private_dims
-    ]
-    kept = kept.drop_vars(extra)
+    kept = kept.drop_vars([name for name, c in kept.coords.items() if not set(c.dims) <= used])
     kept.attrs = {k: v for k, v in group.attrs.items() if k in _SAFE_ATTRS}
     return kept
 

@@ -57,7 +57,8 @@ def sample(
     draws, tune, chains : int
         As in ``pm.sample``, but `tune` is 0 by default: every iteration costs budget.
     epsilon, delta : float
-        Budget of the whole run, all chains together. `delta` defaults to 0.1 / units.
+        Budget of the whole run, all chains together. `delta` defaults to the
+        ledger's, or to 0.1 / units without one.
     step : type, optional
         The algorithm, default :class:`~pymc_dp.DPPenalty`.
     ledger : PrivacyLedger, optional

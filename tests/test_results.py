@@ -80,14 +80,33 @@ def test_saving_and_loading_keeps_everything(raw, tmp_path):
             np.testing.assert_array_equal(groups_of(loaded)[name][variable], group[variable])
 
 
-def test_release_in_another_process(raw, tmp_path, monkeypatch):
-    """A raw result saved before release can still be released, with what its draws carry."""
+def test_release_in_another_process(raw, logistic, tmp_path, monkeypatch):
+    """A raw result that was saved unreleased needs the step, to know what is private in it."""
+    expected = dp.release(raw)
     raw.to_netcdf(tmp_path / "raw.nc", engine="h5netcdf")
+    loaded = read_netcdf(tmp_path / "raw.nc")
+    step, other = [
+        dp.DPPenalty(epsilon=e, delta=1e-4, draws=12, chains=2, model=logistic(), **FAST)
+        for e in (1.0, 2.0)
+    ]
     monkeypatch.setattr("pymc_dp.steps.base._guarantees", {})
-    safe = dp.release(read_netcdf(tmp_path / "raw.nc"))
-    assert root_attrs(safe)["privacy_epsilon"] == 1.0
+    with pytest.raises(dp.PrivacyError, match="step=step"):
+        dp.release(loaded)
+    with pytest.raises(dp.PrivacyError, match="not built with the settings"):
+        dp.release(loaded, step=other)
+    safe = dp.release(loaded, step=step)
     assert set(groups_of(safe)) == {"posterior", "sample_stats", "privacy"}
-    assert "ε = 1" in str(dp.privacy_report(safe))
+    assert str(dp.privacy_report(safe)) == str(dp.privacy_report(expected))
+
+
+def test_a_released_result_keeps_its_list_of_variables(raw, tmp_path, monkeypatch):
+    """Whatever is added to it later, in any process, is not covered and goes."""
+    safe = dp.release(raw)
+    monkeypatch.setattr("pymc_dp.steps.base._guarantees", {})
+    groups = groups_of(safe)
+    posterior = groups["posterior"].assign(leak=groups["posterior"]["beta"] * 2)
+    extended = from_groups(groups | {"posterior": posterior}, root_attrs(safe), like=safe)
+    same(dp.release(extended), safe)
 
 
 def test_release_refuses_draws_of_other_steps(logistic, quiet):

@@ -51,7 +51,8 @@ def test_analyses_share_one_ledger(logistic, quiet, tmp_path):
     path = tmp_path / "registry.ledger"
     ledger = dp.PrivacyLedger(path, epsilon=2.0, delta=1e-5)
     with logistic():
-        dp.sample(10, chains=1, epsilon=1.2, delta=1e-5, ledger=ledger, **quiet, **FAST)
+        first = dp.sample(10, chains=1, epsilon=1.2, ledger=ledger, **quiet, **FAST)
+        assert first.attrs["privacy_delta"] == 1e-5  # the account's
         again = dp.PrivacyLedger(path)
         assert again.spent() == pytest.approx(1.2, abs=1e-6)
         dp.sample(10, chains=1, epsilon=1.0, delta=1e-5, ledger=again, **quiet, **FAST)

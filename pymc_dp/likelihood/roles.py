@@ -154,8 +154,11 @@ def _refuse_unsupported_variables(model: pm.Model) -> None:
             "split into records: write it as a distribution with `observed=...`, or as a "
             "`pm.CustomDist` with `logp=...`."
         )
+    names = {rv.name for rv in model.observed_RVs}
     for rv in (*model.free_RVs, *model.observed_RVs):
-        if isinstance(rv.owner.op, PartialObservedRV):
+        # PyMC splits "y" into "y_observed" and "y_unobserved".
+        half = rv.name.removesuffix("_unobserved") + "_observed"
+        if isinstance(rv.owner.op, PartialObservedRV) or (half != rv.name and half in names):
             raise UnsupportedModelError(
                 f"{rv.name!r} belongs to an observed variable with missing values, which PyMC "
                 "imputes as free variables, one per record. Drop the incomplete records, or model "

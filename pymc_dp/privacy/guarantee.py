@@ -44,7 +44,7 @@ class Guarantee:
     settings : mapping
         The step's settings, for the record.
     variables : tuple of str
-        What the posterior may contain.
+        What the result may contain: parameters, public constants.
     private_data, public_data, record_dims : tuple of str
         Names only.
     """
@@ -134,6 +134,7 @@ class Guarantee:
             "privacy_step": self.step,
             "privacy_settings": json.dumps(dict(self.settings)),
             "privacy_statement": self.sentence,
+            "privacy_variables": json.dumps(self.variables),
             "privacy_schema_version": SCHEMA_VERSION,
             "pymc_dp_version": version,
         }

@@ -116,7 +116,9 @@ class PrivateStep(BlockedStep):
         self._roles = find_roles(self.model, unit, public)
         check_units(self._roles.n_units)
         self.vars = _all_value_vars(self.model, vars, blocked)
-        self._delta = check_delta(0.1 / self._roles.n_units if delta is None else delta)
+        if delta is None:
+            delta = 0.1 / self._roles.n_units if ledger is None else ledger.delta
+        self._delta = check_delta(delta)
         self._configure(len(initial_theta(self.model)))
         self._likelihood = RecordLikelihood(
             self.model, self._roles, chunk_size=chunk_size, compile_kwargs=compile_kwargs
@@ -145,8 +147,7 @@ class PrivateStep(BlockedStep):
             noise=self._noise.name,
             secure=self._noise.secure,
             settings=self._settings(),
-            variables=tuple(v.name for v in self.model.unobserved_RVs)
-            + tuple(v.name for v in self.model.value_vars),
+            variables=self._releasable_names(),
             private_data=tuple(leaf.name for leaf in self._roles.record_data if leaf.private),
             public_data=self._roles.public_data,
             record_dims=tuple(sorted(self._roles.record_dims)),
@@ -165,6 +166,13 @@ class PrivateStep(BlockedStep):
         )
         self.rng = get_random_generator(rng)
         self.slot, self.used, self.tuning_over = -1, 0, False
+
+    def _releasable_names(self) -> tuple[str, ...]:
+        """Parameters, public deterministics, and public constants without a label per record."""
+        aligned = {leaf.name for leaf in self._roles.record_data}
+        constants = [name for name in self._roles.public_data if name not in aligned]
+        parameters = [v.name for v in (*self.model.unobserved_RVs, *self.model.value_vars)]
+        return (*parameters, *constants)
 
     # -- what a subclass provides -------------------------------------------------------------
 

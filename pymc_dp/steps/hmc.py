@@ -182,7 +182,7 @@ class DPHMC(PrivateStep):
         costs budget, tuning included; `tune` is 0 by default.
     epsilon, delta : float, optional
         The budget of the whole run, from which both noises are calibrated. `delta` defaults to
-        0.1 / units.
+        the ledger's, or to 0.1 / units without one.
     gradient_share : float
         Part of the budget (of μ²) that gradients get, the acceptance test getting the rest.
     noise_multiplier, gradient_multiplier : float, optional

@@ -118,7 +118,7 @@ class DPPenalty(PrivateStep):
         costs budget, tuning included; `tune` is 0 by default.
     epsilon, delta : float, optional
         The budget of the whole run, from which the noise is calibrated. `delta` defaults to
-        0.1 / units.
+        the ledger's, or to 0.1 / units without one.
     noise_multiplier : float, optional
         Instead of `epsilon`: z, the noise's standard deviation / sensitivity (the papers' τ is
         z/√n).
