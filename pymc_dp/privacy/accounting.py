@@ -23,6 +23,10 @@ from pymc_dp.privacy.events import Event, Gaussian, Laplace
 _RELATIVE_MARGIN = 1e-9
 _ABSOLUTE_MARGIN = 1e-11
 
+# Above this, mixed releases are added up (basic composition): the discretised privacy loss
+# would not fit in memory.
+_LARGE_EPSILON = 200.0
+
 
 def check_epsilon(epsilon: float) -> float:
     """`epsilon` itself, if it is a positive number (infinity included)."""
@@ -46,10 +50,12 @@ def check_delta(delta: float) -> float:
 
 def gaussian_mu(events: Iterable[Gaussian]) -> float:
     r""":math:`\mu` of the composition of Gaussian `events` (Dong, Roth and Su, 2022)."""
-    squares = [
-        e.count / e.noise_multiplier**2 if e.noise_multiplier > 0 else math.inf for e in events
-    ]
-    return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.inf
+    return math.hypot(
+        *(
+            math.sqrt(e.count) / e.noise_multiplier if e.noise_multiplier > 0 else math.inf
+            for e in events
+        )
+    )
 
 
 def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> Any:
@@ -75,8 +81,10 @@ def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> Any:
         tail, cut = np.exp(-(a**2)), erfcx(b)
         first = np.where(a > 0, tail * erfcx(np.maximum(a, 0.0)), erfc(a))
         second = tail * cut
-        error = 2.0**-49 * (1 + a**2) * (first + second)
+        # ε - μ²/2 cancels, which leaves an error of an ulp of b in a.
+        error = 2.0**-49 * (1 + b * (1 + abs(a))) * (first + second)
         delta = np.clip((first - second) / 2 + error, 0.0, 1.0)
+        delta = np.where((a > 0) & np.isinf(a**2), 0.0, delta)  # where 0 · ∞ gave NaN
     delta = np.where(mu == 0, 0.0, np.where(np.isinf(mu), 1.0, delta))
     return delta[()]
 
@@ -108,7 +116,7 @@ def gaussian_epsilon(mu: ArrayLike, delta: float) -> Any:
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     at_zero = gaussian_delta(0.0, finite) <= delta
     epsilon = np.where(at_zero, 0.0, high * (1 + _RELATIVE_MARGIN) + _ABSOLUTE_MARGIN)
-    return np.where(np.isinf(mu), math.inf, epsilon)[()]
+    return np.where(np.isfinite(mu), epsilon, math.inf)[()]
 
 
 def gaussian_mu_within(epsilon: float, delta: float) -> float:
@@ -164,6 +172,11 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     if math.isinf(mu) or any(e.noise_multiplier == 0 for e in others):
         return math.inf
 
+    pure = math.fsum(e.count / e.noise_multiplier for e in others)
+    simple = (float(gaussian_epsilon(mu, delta)) + pure) * (1 + _RELATIVE_MARGIN)
+    if simple > _LARGE_EPSILON:
+        return simple
+
     from dp_accounting import NeighboringRelation, dp_event
     from dp_accounting.pld import PLDAccountant
 
@@ -174,10 +187,16 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
         accountant.compose(dp_event.GaussianDpEvent(1 / mu))
     for e in others:
         accountant.compose(dp_event.LaplaceDpEvent(e.noise_multiplier), e.count)
-    return float(accountant.get_epsilon(delta)) * (1 + _RELATIVE_MARGIN)
+    return min(simple, float(accountant.get_epsilon(delta)) * (1 + _RELATIVE_MARGIN))
 
 
 def spending_curve(events: tuple[Event, ...], iterations: int, delta: float) -> NDArray[np.float64]:
-    """ε after 1, 2, …, `iterations` repetitions of the Gaussian `events`, each at `delta`."""
+    """ε after 1, 2, …, `iterations` repetitions of `events`, each at `delta`.
+
+    Laplace releases are added by basic composition.
+    """
+    k = np.arange(1, iterations + 1)
     mu = gaussian_mu(e for e in events if isinstance(e, Gaussian))
-    return np.asarray(gaussian_epsilon(mu * np.sqrt(np.arange(1, iterations + 1)), delta))
+    others = [e for e in events if isinstance(e, Laplace)]
+    pure = sum(e.count / e.noise_multiplier if e.noise_multiplier else math.inf for e in others)
+    return np.asarray(gaussian_epsilon(mu * np.sqrt(k), delta)) + k * pure

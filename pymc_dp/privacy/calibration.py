@@ -4,11 +4,19 @@ import math
 from typing import Literal
 
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.privacy.accounting import gaussian_epsilon, gaussian_mu_within, zcdp_rho_within
+from pymc_dp.privacy.accounting import (
+    gaussian_epsilon,
+    gaussian_mu,
+    gaussian_mu_within,
+    zcdp_rho_within,
+)
+from pymc_dp.privacy.events import Gaussian
 
 
 def _check_multiplier(name: str, value: float) -> float:
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+    if isinstance(value, bool) or not (
+        isinstance(value, int | float) and math.isfinite(value) and value > 0
+    ):
         raise PrivacyConfigurationError(f"`{name}` must be a positive number. Found {value!r}.")
     return float(value)
 
@@ -51,8 +59,9 @@ def calibrate_noise(*, epsilon: float, delta: float, draws: int) -> float:
     if math.isinf(mu):
         return 0.0
     z = math.sqrt(draws) / mu
-    while gaussian_epsilon(math.sqrt(draws / z**2), delta) > epsilon:
-        z = math.nextafter(z, math.inf)
+    step = 2.0**-52
+    while gaussian_epsilon(gaussian_mu([Gaussian(z, draws)]), delta) > epsilon:
+        z, step = z * (1 + step), 2 * step
     return z
 
 
@@ -101,6 +110,12 @@ def max_draws(
     702
     """
     per_draw = 1 / _check_multiplier("noise_multiplier", noise_multiplier) ** 2
+    counted = isinstance(gradients_per_draw, int) and not isinstance(gradients_per_draw, bool)
+    if not counted or gradients_per_draw < (0 if gradient_multiplier is None else 1):
+        raise PrivacyConfigurationError(
+            "`gradients_per_draw` must be a whole number, one or more if there is a "
+            f"`gradient_multiplier`. Found {gradients_per_draw!r}."
+        )
     if gradients_per_draw:
         if gradient_multiplier is None:
             raise PrivacyConfigurationError(

@@ -96,6 +96,8 @@ def add_clipped(terms: NDArray[np.float64], bound: float, total: NDArray[np.int6
     total : ndarray of int64, shape (1,) or (d,)
         Running sum, in units of B / R. Exact while fewer than 2^36 units are added.
     """
+    if terms.ndim not in (1, 2) or total.shape != (terms.shape[1:] or (1,)):
+        raise ValueError("The terms do not have the dimension of the sum.")  # no index is checked
     if terms.ndim == 1:
         scalars = np.ascontiguousarray(terms, np.float64)
         _add_clipped_scalars(scalars, bound, float(RESOLUTION), total)

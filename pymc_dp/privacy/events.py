@@ -20,7 +20,7 @@ class _Release:
 
     def __post_init__(self) -> None:
         z = self.noise_multiplier
-        if not isinstance(z, int | float) or not math.isfinite(z) or z < 0:
+        if isinstance(z, bool) or not isinstance(z, int | float) or not math.isfinite(z) or z < 0:
             raise PrivacyConfigurationError(
                 f"`noise_multiplier` must be a finite number, zero or more. Found {z!r}."
             )

@@ -11,7 +11,7 @@ import sqlite3
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pymc_dp.privacy.events import Event, Gaussian, from_json, times, to_json
 FORMAT_VERSION = 1
 _APPLICATION_ID = 0x70796470  # "pydp" in ASCII: how SQLite files say whose they are
 _BUSY_SECONDS = 60.0
+_RESTORE = "Restore it from a backup: a budget whose spending is unknown must count as spent."
 
 _SCHEMA = f"""
 PRAGMA application_id = {_APPLICATION_ID};
@@ -175,7 +176,11 @@ class PrivacyLedger:
             if is_new:
                 self._create(db, *budget)
             self._check_format(db)
-            self.epsilon, self.delta = db.execute("SELECT epsilon, delta FROM account").fetchone()
+            self._write_ahead(db)
+            account = db.execute("SELECT epsilon, delta FROM account").fetchall()
+        if len(account) != 1:
+            raise LedgerError(f"{self.path} is damaged: it has no budget. {_RESTORE}")
+        ((self.epsilon, self.delta),) = account
         if budget[0] not in (None, self.epsilon) or budget[1] not in (None, self.delta):
             raise PrivacyConfigurationError(
                 f"The ledger {self.path.name} has the budget ε = {self.epsilon:g}, "
@@ -253,6 +258,11 @@ class PrivacyLedger:
             If every slot is taken.
         """
         with self._open(durable=True) as db, _transaction(db):
+            if plan not in self._runs(db):
+                raise LedgerError(
+                    "The ledger has not reserved this run, or with another plan. Build the step "
+                    "again."
+                )
             (taken,) = db.execute(
                 "SELECT COUNT(*) FROM slots WHERE run = ?", (plan.run,)
             ).fetchone()
@@ -282,8 +292,9 @@ class PrivacyLedger:
             )
         with self._open() as db:
             counted = db.execute(
-                "UPDATE slots SET used = used + 1 WHERE run = ? AND slot = ? AND used = ?",
-                (plan.run, slot, used),
+                "UPDATE slots SET used = used + 1 WHERE run = ? AND slot = ? AND used = ? AND EXISTS "
+                "(SELECT 1 FROM runs WHERE run = slots.run AND events = ? AND iterations = ?)",
+                (plan.run, slot, used, to_json(plan.events), plan.iterations),
             ).rowcount
         if counted != 1:
             raise PrivacyBudgetExceeded(
@@ -308,9 +319,11 @@ class PrivacyLedger:
                 )
                 self._owner_pid = os.getpid()
                 weakref.finalize(self, _close, self._connection, self._owner_pid)
-                self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             yield self._connection
+            if durable:
+                # Into the file itself, so that a copy of it alone knows what is spent.
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
             raise LedgerError(
                 f"The ledger {self.path} cannot be used: {error}. If the file is read-only, make "
@@ -339,10 +352,15 @@ class PrivacyLedger:
                 f"{FORMAT_VERSION}). Upgrade pymc-dp."
             )
         if db.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-            raise LedgerError(
-                f"{self.path} is damaged. Restore it from a backup: a budget whose spending is "
-                "unknown must count as spent."
-            )
+            raise LedgerError(f"{self.path} is damaged. {_RESTORE}")
+
+    @staticmethod
+    def _write_ahead(db: sqlite3.Connection) -> None:
+        """Make counting an iteration cheap. It is a property of the file, set once."""
+        if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            # Busy (another process is setting it) or read-only: safe without, only slower.
+            with suppress(sqlite3.OperationalError):
+                db.execute("PRAGMA journal_mode = WAL")
 
     @staticmethod
     def _runs(db: sqlite3.Connection) -> list[RunPlan]:

@@ -42,7 +42,6 @@ def test_a_count_that_is_none_is_refused(bad):
         Gaussian(1.0, bad)
 
 
-@pytest.mark.xfail(reason="bool is an int", strict=True)
 def test_a_truth_value_is_no_multiplier():
     with pytest.raises(PrivacyConfigurationError):
         Gaussian(True)

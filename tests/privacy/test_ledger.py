@@ -180,13 +180,11 @@ def test_chains_are_counted_apart(ledger):
     assert [(q.slot, q.iteration) for q in (ledger.charge(p, *at) for at in order)] == order
 
 
-@pytest.mark.xfail(reason="`claim` does not look whether the run is paid for", strict=True)
 def test_a_run_that_was_not_reserved_gets_no_slot(ledger):
     with pytest.raises((LedgerError, PrivacyBudgetExceeded)):
         ledger.claim(plan())
 
 
-@pytest.mark.xfail(reason="`claim` believes the caller's plan", strict=True)
 @pytest.mark.parametrize(
     "change", [{"iterations": 100}, {"chains": 100}, {"events": (Gaussian(1e-3),)}], ids=str
 )
@@ -196,7 +194,6 @@ def test_a_plan_that_is_not_the_reserved_one_gets_no_slot(ledger, change):
         ledger.claim(replace(plan(), **change))
 
 
-@pytest.mark.xfail(reason="`charge` believes the caller's plan", strict=True)
 def test_a_state_cannot_be_continued_with_a_larger_allotment(ledger):
     p = plan(iterations=1)
     ledger.reserve(p)
@@ -350,7 +347,6 @@ def test_a_kill_in_the_middle_of_a_reservation_leaves_a_usable_account(
     ledger.reserve(plan())
 
 
-@pytest.mark.xfail(reason="the reservation is in the -wal file only", strict=True)
 def test_a_copy_of_the_file_holds_what_was_reserved(ledger, path):
     """A backup, or a move after a crash, must not bring budget back."""
     into_main_file(path)
@@ -394,7 +390,6 @@ def test_an_account_can_be_opened_again_with_its_own_budget_only(ledger, path):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.xfail(reason="the switch to WAL mode is outside the transaction", strict=False)
 def test_processes_that_create_one_account_together_all_get_it(tmp_path):
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(4, mp_context=context) as pool:
@@ -408,7 +403,6 @@ def _open_and_close(path):
     return PrivacyLedger(path, epsilon=1.0, delta=DELTA).remaining()
 
 
-@pytest.mark.xfail(reason="a header without tables is taken for a foreign database", strict=True)
 def test_a_creation_that_was_interrupted_can_be_done_again(path, in_fork, monkeypatch):
     monkeypatch.setattr(PrivacyLedger, "_create", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     assert in_fork(lambda: _open_and_close(path)) == "killed by signal 9"
@@ -446,7 +440,6 @@ def test_another_programs_database_is_no_ledger(path):
     assert rows(path) == before
 
 
-@pytest.mark.xfail(reason="WAL mode is set before the file is looked at", strict=True)
 def test_another_programs_database_is_left_alone(path):
     foreign(path)
     before = path.read_bytes()
@@ -501,7 +494,6 @@ def test_a_release_of_an_unknown_kind_is_never_taken_for_free(ledger, path, even
             ask()
 
 
-@pytest.mark.xfail(reason="TypeError", strict=True, raises=TypeError)
 def test_an_account_without_its_budget_is_refused(ledger, path):
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM account")
