@@ -2,11 +2,15 @@
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
+from numpy.testing import assert_allclose
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
 
 from pymc_dp.likelihood.prior import PublicLogDensity
 
-from .zoo import FAST, ZOO, build, some_points, zoo_likelihood
+from .zoo import FAST, ZOO, bug, build, some_points, zoo_likelihood
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -57,3 +61,34 @@ def test_no_theta_gives_nan(extreme):
     with np.errstate(all="ignore"):
         value = public(np.full(4, extreme))
     assert value == -np.inf
+
+
+@pytest.mark.parametrize("name", ["linear", "mv_normal", "ordered", "mixture", "named_dims"])
+def test_gradient(name):
+    model = build(name)
+    public = PublicLogDensity(model, FAST)
+    for _, theta in some_points(model):
+        step = 1e-5 * np.eye(theta.size)
+        slopes = [(public(theta + s) - public(theta - s)) / 2e-5 for s in step]
+        assert_allclose(public.gradient(theta), slopes, rtol=1e-6, atol=1e-6)
+
+
+class Square(Op):
+    """Has no gradient."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return Apply(self, [pt.as_tensor(x)], [pt.dscalar()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(inputs[0] ** 2)
+
+
+@bug("the gradient is asked for whether or not it is needed")
+def test_a_potential_without_gradient_is_a_density_all_the_same():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 1.0)
+        pm.Potential("push", -Square()(mu))
+        pm.Normal("y", mu, 1.0, observed=np.zeros(9))
+    assert np.isfinite(PublicLogDensity(model, FAST)(np.ones(1)))

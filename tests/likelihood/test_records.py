@@ -105,6 +105,24 @@ def test_records_on_another_axis(by_name):
         assert_allclose(likelihood(theta), terms(point), rtol=1e-10)
 
 
+@pytest.mark.parametrize("dims", [("time", "patient"), ("patient", "time")])
+def test_records_on_another_axis_by_named_dimensions(dims):
+    import pymc.dims as pmd
+
+    sizes = {"time": 4, "patient": 50}
+    with pm.Model(coords={d: range(k) for d, k in sizes.items()}) as model:
+        level = pmd.Normal("level", 0.0, 1.0, dims="time")
+        slope = pmd.Normal("slope", 0.0, 1.0)
+        x = pmd.Data("x", rng.normal(size=50), dims=("patient",))
+        values = rng.normal(size=[sizes[d] for d in dims])
+        y = pmd.Data("Y", values, dims=dims)
+        pmd.Normal("y", level + slope * x, 1.0, observed=y, dims=dims)
+    likelihood = checked(model, unit="patient", chunk_size=7)
+    terms = own_terms(model, axis=dims.index("patient"))
+    for point, theta in some_points(model):
+        assert_allclose(likelihood(theta), terms(point), rtol=1e-10)
+
+
 @pytest.mark.parametrize("kind", ["numbers", "text", "object"])
 def test_units_are_sums_of_their_records(kind):
     model = build("linear")

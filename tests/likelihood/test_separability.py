@@ -12,7 +12,7 @@ from pytensor.graph.op import Op
 
 from pymc_dp.exceptions import UnsupportedModelError
 
-from .zoo import N, ZOO, as_it_is, bug, checked, compiled, zoo_likelihood
+from .zoo import ZOO, N, as_it_is, bug, checked, compiled, zoo_likelihood
 
 SECRET = 98765.4321
 COUPLED = {}

@@ -123,7 +123,7 @@ def poisson(data, rng, n):
 
 @in_zoo
 def negative_binomial(data, rng, n):
-    eta, truth = predictor(data, rng, n)
+    eta, _ = predictor(data, rng, n)
     alpha = pm.Exponential("alpha", 1.0)
     counts = rng.negative_binomial(3, 0.4, size=n)
     pm.NegativeBinomial("y", mu=pt.exp(eta), alpha=alpha, observed=data("Y", counts))
@@ -131,7 +131,7 @@ def negative_binomial(data, rng, n):
 
 @in_zoo
 def binomial_with_trials(data, rng, n):
-    eta, truth = predictor(data, rng, n)
+    eta, _ = predictor(data, rng, n)
     trials = rng.integers(1, 9, size=n)
     hits = rng.binomial(trials, 0.4)
     pm.Binomial("y", n=data("trials", trials), logit_p=eta, observed=data("Y", hits))
@@ -231,7 +231,7 @@ def zero_inflated(data, rng, n):
 
 @in_zoo
 def weibull(data, rng, n):
-    eta, truth = predictor(data, rng, n)
+    eta, _ = predictor(data, rng, n)
     alpha = pm.Gamma("alpha", 2.0, 1.0)
     pm.Weibull(
         "y", alpha=alpha, beta=pt.exp(eta), observed=data("Y", rng.weibull(1.5, size=n) + 0.1)
@@ -253,7 +253,7 @@ def custom_dist(data, rng, n):
     def dist(mu, sigma, size):
         return pm.math.exp(pm.Normal.dist(mu, sigma, size=size))
 
-    eta, truth = predictor(data, rng, n)
+    eta, _ = predictor(data, rng, n)
     sigma = pm.HalfNormal("sigma", 2.0)
     pm.CustomDist("y", eta, sigma, dist=dist, observed=data("Y", np.exp(rng.normal(size=n))))
 

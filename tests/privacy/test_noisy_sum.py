@@ -162,7 +162,6 @@ def refused(terms, paid, **wrong):
         *({"dimension": d} for d in (0, -1, MAX_DIMENSION + 1)),
         {"noise_multiplier": -2.0, "noise": InsecureSeededNoise(0)},
     ],
-    ids=str,
 )
 def test_settings_out_of_range_are_refused_before_paying_or_reading(wrong):
     z = wrong.get("noise_multiplier", 2.0)
