@@ -11,6 +11,12 @@ from typing import Any, NamedTuple
 import arviz as az
 import pymc as pm
 import xarray as xr
+from pytensor.tensor.subtensor import AdvancedSubtensor
+
+try:
+    from pytensor.tensor.subtensor import AdvancedSubtensor1
+except ImportError:  # PyTensor 3 has one operation for both
+    AdvancedSubtensor1 = AdvancedSubtensor
 
 try:
     from pytensor.gradient import pushforward
@@ -32,6 +38,7 @@ __all__ = [
     "from_groups",
     "graph_inputs",
     "groups_of",
+    "index_axes",
     "io_toposort",
     "lower_named_dims",
     "pushforward",
@@ -76,6 +83,21 @@ def enclosing_sampler() -> SamplerCall | None:
             continue
         return SamplerCall(int(tune), int(draws), tuple(getattr(step, "methods", [step])))
     return None
+
+
+def index_axes(node: Any) -> list[tuple[int, int]]:
+    """Integer tensors that an indexing node reads by: their place among its inputs, and the axis."""
+    if not isinstance(node.op, AdvancedSubtensor | AdvancedSubtensor1):
+        return []
+    entries = getattr(node.op, "idx_list", None)
+    if entries is None:  # PyTensor 2 keeps slices among the inputs
+        entries = range(len(node.inputs) - 1)
+    return [
+        (entry + 1, axis)
+        for axis, entry in enumerate(entries)
+        if isinstance(entry, int)
+        and getattr(node.inputs[entry + 1].type, "dtype", "").startswith(("int", "uint"))
+    ]
 
 
 def lower_named_dims(graph: Any) -> Any:

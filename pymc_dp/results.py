@@ -1,9 +1,9 @@
 """From what ``pm.sample`` returns to what may be released."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -12,12 +12,10 @@ from pymc_dp._version import __version__
 from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.events import from_json
-from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.steps.base import STATS, PrivateStep, guarantee_of_run
 from pymc_dp.tables import as_html, as_text
 
-_STATISTICS = ("sample_stats", "warmup_sample_stats")
-_KEPT_GROUPS = ("posterior", "warmup_posterior", "constant_data", *_STATISTICS)
+_DRAWS = {"posterior": "sample_stats", "warmup_posterior": "warmup_sample_stats"}
 # Attributes of PyMC's that say nothing about the data. Running time does, so it stays behind.
 _SAFE_ATTRS = ("created_at", "creation_library", "creation_library_version", "creation_library_language",
                "inference_library", "inference_library_version", "arviz_version", "tuning_steps",
@@ -51,78 +49,101 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
         If the draws were not made by a private step alone, or the run is not known.
     """
     groups = groups_of(idata)
-    run_id, epsilon, delta = _identify(groups)
+    carried = _identify(groups)
     attrs = {k: v for k, v in root_attrs(idata).items() if k in _SAFE_ATTRS}
-    attrs |= _promise(root_attrs(idata), guarantee_of_run(run_id), step, epsilon, delta)
+    attrs |= _promise(root_attrs(idata), carried, step)
     allowed = json.loads(attrs["privacy_variables"])
+    private_dims = set(json.loads(attrs["privacy_record_dims"]))
 
     kept: dict[str, xr.Dataset] = {}
-    for name, group in groups.items():
-        if name not in _KEPT_GROUPS:
-            continue
-        wanted = STATS if name in _STATISTICS else allowed
-        if chosen := [v for v in group.data_vars if v in wanted]:
-            kept[name] = _only(group, chosen)
+    for draws, statistics in _DRAWS.items():
+        if statistics in groups:
+            kept[draws] = _only(groups[draws], allowed, private_dims)
+            kept[statistics] = _only(groups[statistics], STATS, private_dims)
+    if "constant_data" in groups:
+        constants = _only(groups["constant_data"], allowed, private_dims)
+        if constants.data_vars:
+            kept["constant_data"] = constants
     kept["privacy"] = _privacy_group(attrs)
     return from_groups(kept, attrs, like=idata)
 
 
-def _identify(groups: Mapping[str, xr.Dataset]) -> tuple[int, float, float]:
-    """Run number, ε and δ that the draws carry."""
-    stats = groups.get("sample_stats")
-    if stats is None or not {"privacy_run", "epsilon", "delta"} <= set(stats.data_vars):
-        raise PrivacyError(
-            "These draws were not made by a private step: they have no privacy statistics. Sample "
-            "with `pymc_dp.sample(...)` or `pm.sample(step=pymc_dp.DPPenalty(...))`."
-        )
-    strangers = sorted(set(map(str, stats.data_vars)) - set(STATS))
-    if strangers:
-        raise PrivacyError(
-            f"Another step method took part in this run (its statistics: {strangers}). It read the "
-            "data without noise, so the draws cannot be released. Use the private step alone."
-        )
-    carried = [np.unique(stats[name].values) for name in ("privacy_run", "epsilon", "delta")]
-    if any(len(values) != 1 for values in carried):
+class _Carried(NamedTuple):
+    """What the draws themselves say of their run."""
+
+    privacy_run: int
+    privacy_plan: int
+    epsilon: float
+    delta: float
+
+
+def _identify(groups: Mapping[str, xr.Dataset]) -> _Carried:
+    """The one run that all draws come from."""
+    if "posterior" not in groups or "sample_stats" not in groups:
+        raise PrivacyError("This result has no posterior draws with sampler statistics.")
+    runs = set()
+    for draws, statistics in _DRAWS.items():
+        if statistics not in groups:
+            continue
+        stats = groups[statistics]
+        if not set(_Carried._fields) <= set(stats.data_vars):
+            raise PrivacyError(
+                "These draws were not made by a private step: they have no privacy statistics. "
+                "Sample with `pymc_dp.sample(...)` or `pm.sample(step=pymc_dp.DPPenalty(...))`."
+            )
+        strangers = sorted(set(map(str, stats.data_vars)) - set(STATS))
+        if strangers:
+            raise PrivacyError(
+                f"Another step method took part in this run (its statistics: {strangers}). It read "
+                "the data without noise, so the draws cannot be released. Use the private step alone."
+            )
+        sizes = [{d: g.sizes.get(d) for d in ("chain", "draw")} for g in (stats, groups[draws])]
+        if sizes[0] != sizes[1]:
+            raise PrivacyError(
+                f"The groups {draws!r} and {statistics!r} have different numbers of draws: they do "
+                "not belong together."
+            )
+        runs.add(tuple(tuple(np.unique(stats[name].values).tolist()) for name in _Carried._fields))
+    found = runs.pop()
+    if runs or any(len(values) != 1 for values in found):
         raise PrivacyError(
             "These draws come from more than one run. Release each run's result on its own; what "
             "they cost together is in the ledger."
         )
-    return int(carried[0][0]), float(carried[1][0]), float(carried[2][0])
+    return _Carried(*(values[0] for values in found))
 
 
 def _promise(
-    present: Mapping[str, Any],
-    guarantee: Guarantee | None,
-    step: PrivateStep | None,
-    epsilon: float,
-    delta: float,
+    present: Mapping[str, Any], carried: _Carried, step: PrivateStep | None
 ) -> dict[str, Any]:
     """Attributes ``privacy_*``: of the run as it was planned, or as they are on the result."""
-    if guarantee is not None:
-        return guarantee.attrs(__version__)
-    if "privacy_schema_version" in present:
+    guarantee = guarantee_of_run(carried.privacy_run)
+    if guarantee is None and "privacy_schema_version" in present:
         return {k: v for k, v in present.items() if k.startswith(("privacy_", "pymc_dp_"))}
-    if step is None:
+    if guarantee is None:
+        if step is None:
+            raise PrivacyError(
+                "The run that made these draws was planned in another process, so what may be kept "
+                "of them is not known here. Build the step again, for the same model with the same "
+                "settings, and pass it: `release(idata, step=step)`. (`pymc_dp.sample` releases in "
+                "the process that samples.)"
+            )
+        guarantee = step.guarantee
+    if guarantee.fingerprint != carried.privacy_plan:
         raise PrivacyError(
-            "The run that made these draws was planned in another process, so what may be kept of "
-            "them is not known here. Build the step again, for the same model with the same "
-            "settings, and pass it: `release(idata, step=step)`. (`pymc_dp.sample` releases in the "
-            "process that samples.)"
+            "The step was not built with the model and the settings of the run that made these "
+            "draws, so its guarantee is not theirs."
         )
-    if (step.guarantee.epsilon, step.guarantee.delta) != (epsilon, delta):
-        raise PrivacyError(
-            f"The draws carry ε = {epsilon:g} and δ = {delta:g}, the step given "
-            f"ε = {step.guarantee.epsilon:g} and δ = {step.guarantee.delta:g}: it was not built "
-            "with the settings of this run."
-        )
-    return step.guarantee.attrs(__version__)
+    return guarantee.attrs(__version__)
 
 
-def _only(group: xr.Dataset, variables: list[Any]) -> xr.Dataset:
-    """Some variables, with the labels of their own dimensions only."""
-    kept = group[variables]
-    used = {dim for v in variables for dim in group[v].dims}
-    kept = kept.drop_vars([name for name, c in kept.coords.items() if not set(c.dims) <= used])
+def _only(group: xr.Dataset, names: Container[str], private_dims: set[str]) -> xr.Dataset:
+    """Some variables, with the labels of their own public dimensions only."""
+    kept = group[[v for v in group.data_vars if v in names]]
+    used = {dim for v in kept.data_vars.values() for dim in v.dims} - private_dims
+    kept = kept.drop_vars([name for name in kept.coords if name not in used])
+    for variable in kept.variables.values():
+        variable.attrs = {}
     kept.attrs = {k: v for k, v in group.attrs.items() if k in _SAFE_ATTRS}
     return kept
 
@@ -178,6 +199,7 @@ def privacy_report(idata: Any) -> PrivacyReport:
         raise PrivacyError(
             "This result carries no privacy statement. Pass it through `pymc_dp.release(...)` first."
         )
+    _identify(groups_of(idata))
     settings = json.loads(attrs.get("privacy_settings", "{}"))
     rows = [
         ("Guarantee", f"ε = {attrs['privacy_epsilon']:g}, δ = {attrs['privacy_delta']:.3g}"),

@@ -1,6 +1,7 @@
 """Gradients of the per-unit log-likelihoods, one vector per unit of privacy."""
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,18 +25,22 @@ from pymc_dp.likelihood.records import (
 )
 
 _TIMED_CALLS = 3
+_CHUNK_BYTES = 2**20
+"""Gradients of one chunk."""
 
 
 class UnitGradients:
     r"""Per-unit gradients :math:`\nabla_\theta \ell_i(\theta)`, in chunks.
 
-    Two ways lead there, and neither is always faster, so both are timed on one chunk when the
-    object is built:
+    Three ways lead there, and none is always fastest, so all are timed on one chunk when the object
+    is built:
 
     - *forward*: all d directional derivatives of the records' terms at once (Jacobian-vector
       products, vectorised over the unit vectors);
     - *reverse*: the gradient of one record's term, vectorised over the records; separable by
-      construction.
+      construction;
+    - *batched*: every record gets a copy of θ of its own, and one reverse pass gives the gradients
+      in all of them.
 
     Parameters
     ----------
@@ -44,8 +49,8 @@ class UnitGradients:
         The same model's; supplies the data and the chunks.
     compile_kwargs : mapping, optional
         As for the likelihood.
-    method : {"forward", "reverse"}, optional
-        Default: the faster one.
+    method : {"forward", "reverse", "batched"}, optional
+        Default: the fastest one.
 
     Raises
     ------
@@ -66,10 +71,11 @@ class UnitGradients:
         self._axes = [leaf.axis for leaf in roles.record_data]
         graph, theta, rows = record_graph(model, roles)
         self._d = len(initial_theta(model))
+        fitting = int(np.clip(_CHUNK_BYTES // (8 * self._d), 256, 65536))
         self._chunks, self._unit_starts = _chunks_of_whole_units(
-            roles.unit_of_record, roles.n_records, likelihood.chunk_size
+            roles.unit_of_record, roles.n_records, min(likelihood.chunk_size, fitting)
         )
-        builders = {"forward": _forward, "reverse": _reverse}
+        builders = {"forward": _forward, "reverse": _reverse, "batched": _batched}
         candidates = {}
         for name in builders if method is None else [method]:
             try:
@@ -116,7 +122,8 @@ class UnitGradients:
 
     def _time(self, function: Any, theta: NDArray[np.float64]) -> float:
         rows = self._likelihood.rows(self._chunks[0])
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             first = np.asarray(function(theta, *rows))
             if first.shape != (rows[0].shape[self._axes[0]], self._d):
                 raise ValueError("not one gradient per record")
@@ -138,16 +145,32 @@ def _forward(
 def _reverse(
     graph: Variable, theta: Variable, rows: list[Variable], axes: list[int], d: int
 ) -> tuple[list[Variable], Variable]:
-    # One record's slice of every data node, and the term of the one-record data set.
+    term, records, every = _one_record(graph, rows, axes)
+    gradient = pytensor.grad(term, theta)
+    return [theta, *rows], vectorize_graph(gradient, dict(zip(records, every, strict=True)))
+
+
+def _batched(
+    graph: Variable, theta: Variable, rows: list[Variable], axes: list[int], d: int
+) -> tuple[list[Variable], Variable]:
+    term, records, every = _one_record(graph, rows, axes)
+    copies = pt.broadcast_to(theta, (every[0].shape[0], d))
+    terms = vectorize_graph(term, {**dict(zip(records, every, strict=True)), theta: copies})
+    return [theta, *rows], pytensor.grad(terms.sum(), copies)
+
+
+def _one_record(
+    graph: Variable, rows: list[Variable], axes: list[int]
+) -> tuple[Variable, list[Variable], list[Variable]]:
+    """Term of a single record, its slices of the data, and the rows with records as first axis."""
     records = [
         pt.tensor(dtype=r.type.dtype, shape=r.type.shape[:a] + r.type.shape[a + 1 :])
         for r, a in zip(rows, axes, strict=True)
     ]
     alone = {r: pt.expand_dims(one, a) for r, one, a in zip(rows, records, axes, strict=True)}
     (term,) = clone_replace([graph], alone, rebuild_strict=False)
-    gradient = pytensor.grad(rewrite_pregrad(term).sum(), theta)
     every = [pt.moveaxis(r, a, 0) for r, a in zip(rows, axes, strict=True)]
-    return [theta, *rows], vectorize_graph(gradient, dict(zip(records, every, strict=True)))
+    return rewrite_pregrad(term).sum(), records, every
 
 
 def _chunks_of_whole_units(

@@ -1,6 +1,7 @@
 """The compiled public part of a model: everything in the log-density that is not likelihood."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,14 +32,21 @@ class PublicLogDensity:
         terms = lower_named_dims(terms)
         self._function = pm.compile([theta], terms, **(compile_kwargs or {}))
         self._function.trust_input = True
-        slope = pytensor.grad(rewrite_pregrad(terms), theta, disconnected_inputs="ignore")
-        self._gradient = pm.compile([theta], slope, **(compile_kwargs or {}))
-        self._gradient.trust_input = True
+        self._graph, self._theta, self._compile_kwargs = terms, theta, compile_kwargs or {}
 
     def __call__(self, theta: NDArray[np.float64]) -> float:
         """Log-density at `theta`, shape (d,); -inf outside the support, and for NaN."""
         value = float(self._function(theta))
         return value if value == value else -np.inf
+
+    @cached_property
+    def _gradient(self) -> Any:
+        slope = pytensor.grad(
+            rewrite_pregrad(self._graph), self._theta, disconnected_inputs="ignore"
+        )
+        function = pm.compile([self._theta], slope, **self._compile_kwargs)
+        function.trust_input = True
+        return function
 
     def gradient(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
         """Gradient at `theta`, shape (d,)."""

@@ -6,8 +6,9 @@ chunks (bounded memory) and on single records (the separability checks), and not
 records can have been folded into a constant.
 """
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numba
@@ -17,17 +18,33 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.logprob.basic import conditional_logp
+from pymc.logprob.utils import CheckParameterValue
 from pymc.pytensorf import join_nonshared_inputs
 from pytensor.compile.mode import Mode, get_mode
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import MakeVector, ScalarFromTensor
+from pytensor.tensor.math import All
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 
-from pymc_dp.compat import ancestors, graph_inputs, io_toposort, lower_named_dims
-from pymc_dp.exceptions import PrivacyError, UnsupportedModelError
-from pymc_dp.likelihood.roles import RecordData, Roles, data_nodes, shape_constants
+from pymc_dp.compat import (
+    ancestors,
+    graph_inputs,
+    index_axes,
+    io_toposort,
+    lower_named_dims,
+)
+from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.nodes import (
+    WRAP_DATA,
+    RecordData,
+    all_data_nodes,
+    quoting_nothing,
+    refuse_hidden,
+    shape_constants,
+)
+from pymc_dp.likelihood.roles import Roles
 
 _CHUNK_BYTES = 2**20
 """Data of one chunk: small enough for intermediate results to stay in cache."""
@@ -54,9 +71,9 @@ class RecordLikelihood:
 
     Notes
     -----
-    PyMC's parameter checks are removed: they are taken over all records at once, so that one bad
-    record would turn every record's term to -inf. A bad record's term is NaN or -inf instead, and
-    is clipped downstream.
+    PyMC's parameter checks are taken over all records at once, so that one bad record would turn
+    every record's term to -inf. Here they are taken record by record: a bad record's own term is
+    -inf, and is clipped downstream.
     """
 
     def __init__(
@@ -112,16 +129,6 @@ class RecordLikelihood:
             for x, axis in zip(self._data, self._axes, strict=True)
         ]
 
-    def changed_data(self) -> list[str]:
-        """Names of ``pm.Data`` whose values are no longer those the step was built and checked on."""
-        return [
-            leaf.name
-            for leaf in self.roles.record_data
-            if isinstance(leaf.variable, SharedVariable)
-            and (now := leaf.variable.get_value(borrow=True)) is not leaf.values
-            and not np.array_equal(now, leaf.values)
-        ]
-
     def evaluate_rows(
         self, theta: NDArray[np.float64], rows: Sequence[NDArray[Any]]
     ) -> NDArray[np.float64]:
@@ -137,10 +144,11 @@ class RecordLikelihood:
         rows: Sequence[NDArray[Any]],
         shape: tuple[int, ...],
     ) -> NDArray[np.float64]:
-        """Evaluate `rows`; if that raises, one by one, with NaN for the records that do.
+        """Evaluate `rows`, with NaN for the records that make it raise.
 
-        An exception would tell that such a record is there, and giving up on the chunk would make
-        other records' terms depend on it.
+        An exception would tell that such a record is there. The others are evaluated where they
+        are, next to a stand-in for it: last bits depend on the place in a chunk and on its length,
+        and must not tell either.
         """
         # A floating point warning would tell that some record caused it.
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -148,30 +156,55 @@ class RecordLikelihood:
             try:
                 return evaluate(rows)
             except Exception:  # noqa: BLE001  whatever a record provokes must not be seen outside
-                n = rows[0].shape[self._axes[0]]
-                if n == 1:
-                    return np.full((1, *shape), np.nan)
-        alone = [
-            [np.take(x, [i], axis=axis) for x, axis in zip(rows, self._axes, strict=True)]
-            for i in range(n)
-        ]
-        return np.concatenate([self.shielded(evaluate, one, shape) for one in alone])
+                pass
+            n = rows[0].shape[self._axes[0]]
+            everyone = np.arange(n)
+            bad = self._raising(evaluate, rows, everyone)
+            terms = np.full((n, *shape), np.nan)
+            if 0 < len(bad) < n:
+                good = np.setdiff1d(everyone, bad)
+                stand_in = everyone.copy()
+                stand_in[bad] = good[0]
+                with contextlib.suppress(Exception):
+                    terms[good] = evaluate(self._take(rows, stand_in))[good]
+            elif not bad:  # raises for all together only: out of memory, perhaps
+                halves = [self._take(rows, half) for half in np.array_split(everyone, 2)]
+                return np.concatenate([self.shielded(evaluate, half, shape) for half in halves])
+            return terms
+
+    def _raising(
+        self, evaluate: Callable[..., Any], rows: Sequence[NDArray[Any]], which: NDArray[np.int64]
+    ) -> list[int]:
+        """The records of `which` that raise on their own, by bisection."""
+        try:
+            evaluate(self._take(rows, which))
+        except Exception:  # noqa: BLE001
+            if len(which) == 1:
+                return [int(which[0])]
+            halves = np.array_split(which, 2)
+            return [i for half in halves for i in self._raising(evaluate, rows, half)]
+        return []
+
+    def _take(self, rows: Sequence[NDArray[Any]], which: NDArray[np.int64]) -> list[NDArray[Any]]:
+        return [np.take(x, which, axis=axis) for x, axis in zip(rows, self._axes, strict=True)]
 
     def _refuse_fixed_length(self, theta: NDArray[np.float64]) -> None:
         """The graph must take any number of records, or it has the data's own number built in."""
         for n in {1, min(2, self.roles.n_records)}:
-            try:
-                with np.errstate(all="ignore"):
-                    shape = np.shape(self._evaluate(theta, *self.rows(slice(0, n))))
-            except Exception as error:  # noqa: BLE001
-                raise UnsupportedModelError(
-                    f"The log-likelihood cannot be evaluated for {n} record(s) alone "
-                    f"({type(error).__name__}). {_WRAP_DATA}"
-                ) from None
+            with (
+                np.errstate(all="ignore"),
+                warnings.catch_warnings(),
+                quoting_nothing(
+                    f"The log-likelihood cannot be evaluated for {n} record(s) alone ({{error}}). "
+                    f"{WRAP_DATA}"
+                ),
+            ):
+                warnings.simplefilter("ignore")
+                shape = np.shape(self._evaluate(theta, *self.rows(slice(0, n))))
             if shape != (n,):
                 raise UnsupportedModelError(
                     "The log-likelihood does not have one term per record: for "
-                    f"{n} record(s) it has shape {shape}. {_WRAP_DATA}"
+                    f"{n} record(s) it has shape {shape}. {WRAP_DATA}"
                 )
 
 
@@ -205,37 +238,25 @@ def record_graph(model: pm.Model, roles: Roles) -> tuple[Variable, Variable, lis
     } | parameters
     length = rows[0].shape[roles.record_data[0].axis]
     replacements |= _lengths([*observed, *values], replacements, model, roles, length)
-    try:
+    names = [rv.name for rv in observed]
+    with quoting_nothing(
+        f"The per-record log-likelihood of {names} could not be derived ({{error}}). {WRAP_DATA}"
+    ):
         rebuilt = clone_replace([*observed, *values], replacements, rebuild_strict=False)
         rebuilt_rvs, rebuilt_values = rebuilt[: len(observed)], rebuilt[len(observed) :]
         log_densities = conditional_logp(dict(zip(rebuilt_rvs, rebuilt_values, strict=True)))
-        total = sum_observed(
-            [log_densities[v] for v in rebuilt_values],
-            [rv.name for rv in observed],
-            roles.observed_axes,
-        )
+        total = sum_observed([log_densities[v] for v in rebuilt_values], names, roles.observed_axes)
         constrained = model.replace_rvs_by_values(free)
         (total,) = clone_replace(
             [total], dict(zip(parameters.values(), constrained, strict=True)), rebuild_strict=False
         )
         (total,), theta = join_values(model, [total])
-        total = strip_checks(lower_named_dims(total))
-    except PrivacyError:
-        raise
-    except Exception as error:  # noqa: BLE001
-        # The cause may quote graph constants, which hold data: it is not chained.
-        raise UnsupportedModelError(
-            f"The per-record log-likelihood of {[rv.name for rv in observed]} could not be derived "
-            f"({type(error).__name__}). {_WRAP_DATA}"
-        ) from None
-    _refuse_hidden_data(total, rows, model, roles)
+        total = keep_indices_in_range(
+            strip_checks(lower_named_dims(total), records=set(rows)), set(rows)
+        )
+    held = [leaf.values for leaf in roles.record_data]
+    refuse_hidden(all_data_nodes([total]), roles.n_records, held, roles.public_data)
     return total, theta, rows
-
-
-_WRAP_DATA = (
-    "If arrays of records are written into the model directly, make them `pm.Data` (observed values "
-    "included: `observed=pm.Data('y_data', y)`), so that the model does not depend on their number."
-)
 
 
 def _row_input(leaf: RecordData, name: str) -> Variable:
@@ -310,53 +331,77 @@ def initial_theta(model: pm.Model) -> NDArray[np.float64]:
     return np.concatenate([np.ravel(point[v.name]).astype(float) for v in model.value_vars])
 
 
-def strip_checks(output: Variable) -> Variable:
-    """The same graph without parameter checks and static-shape assertions.
+def strip_checks(output: Variable, records: Collection[Variable] = ()) -> Variable:
+    """Replace parameter checks by a log-density of -inf, record by record.
 
-    PyMC's checks reduce over records. Values are unchanged wherever the checks hold.
+    PyMC's checks are taken over all records together. With `records` (the inputs that hold rows),
+    a condition on the parameters alone stays as it is, for all; one that involves rows is applied
+    to each record on its own. Without, checks are dropped. Static-shape assertions always are.
     """
+
+    def rule(node: Any, inputs: list[Variable]) -> Variable | None:
+        if isinstance(node.op, SpecifyShape):
+            return inputs[0]
+        if not isinstance(node.op, CheckAndRaise):
+            return None
+        value, *conditions = inputs
+        if not (records and isinstance(node.op, CheckParameterValue)):
+            return value
+        for condition in (part for c in conditions for part in _unreduced(c)):
+            if not set(records) & set(ancestors([condition])):
+                condition = pt.all(condition)
+            elif condition.ndim == 0:
+                continue  # taken over all records in a way that cannot be undone
+            elif condition.ndim > value.ndim:
+                condition = condition.all(axis=tuple(range(value.ndim, condition.ndim)))
+            value = pt.switch(condition, value, -np.inf)
+        return value
+
+    return _rewrite(output, rule)
+
+
+def _unreduced(condition: Variable) -> list[Variable]:
+    """The elementwise conditions behind ``all([all(a), all(b), …])``."""
+    node = condition.owner
+    if node is not None and isinstance(node.op, MakeVector):
+        return [part for v in node.inputs for part in _unreduced(v)]
+    if node is not None and isinstance(node.op, All | ScalarFromTensor):
+        return _unreduced(node.inputs[0])
+    return [condition]
+
+
+def keep_indices_in_range(output: Variable, records: Collection[Variable]) -> Variable:
+    """Clip every index that depends on record rows into its axis.
+
+    An index out of range would raise, or read memory that belongs to nobody, because of one record.
+    """
+
+    def rule(node: Any, inputs: list[Variable]) -> Variable | None:
+        changed = list(inputs)
+        for position, axis in index_axes(node):
+            index = inputs[position]
+            if set(records) & set(ancestors([index])):
+                length = inputs[0].shape[axis]
+                changed[position] = pt.clip(index, -length, length - 1).astype(index.type.dtype)
+        if all(new is old for new, old in zip(changed, inputs, strict=True)):
+            return None
+        return node.clone_with_new_inputs(changed, strict=False).outputs[0]
+
+    return _rewrite(output, rule)
+
+
+def _rewrite(output: Variable, rule: Callable[[Any, list[Variable]], Variable | None]) -> Variable:
+    """Rebuild a graph, with `rule(node, new inputs)` in place of a node where it is not None."""
     memo: dict[Variable, Variable] = {}
     for node in io_toposort(list(graph_inputs([output])), [output]):
         inputs = [memo.get(v, v) for v in node.inputs]
-        if isinstance(node.op, CheckAndRaise | SpecifyShape):
-            memo[node.outputs[0]] = inputs[0]
+        replacement = rule(node, inputs)
+        if replacement is not None:
+            memo[node.outputs[0]] = replacement
         elif any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
             rebuilt = node.clone_with_new_inputs(inputs, strict=False)
             memo.update(zip(node.outputs, rebuilt.outputs, strict=True))
     return memo.get(output, output)
-
-
-def _refuse_hidden_data(
-    graph: Variable, rows: Sequence[Variable], model: pm.Model, roles: Roles
-) -> None:
-    """Records that reached the graph by another way than its data nodes."""
-    n = roles.n_records
-    public = set(roles.public_data)
-    for node in _all_data_nodes(graph):
-        values = node.get_value(borrow=True) if isinstance(node, SharedVariable) else node.data
-        values = np.asarray(values)
-        if node.name in public or values.size <= 1:
-            continue
-        copied = any(np.array_equal(values, leaf.values) for leaf in roles.record_data)
-        if copied or (values.size >= max(n, 2) and n in values.shape):
-            raise UnsupportedModelError(
-                f"A constant array of shape {values.shape} is written into the likelihood in a way "
-                "that does not let it be split into records (for example captured by the function "
-                "of a `pm.CustomDist`, or declared with `dims` that are not the records'). Pass it "
-                f"to the distribution as a parameter. {_WRAP_DATA}"
-            )
-
-
-def _all_data_nodes(graph: Variable) -> list[Variable]:
-    """Data nodes of a graph and of the inner graphs of its operations."""
-    found, pending = [], [[graph]]
-    while pending:
-        outputs = pending.pop()
-        found += data_nodes(outputs)
-        for node in {v.owner for v in ancestors(outputs) if v.owner is not None}:
-            if hasattr(node.op, "fgraph"):
-                pending.append(list(node.op.fgraph.outputs))
-    return found
 
 
 def compile_without_checks(

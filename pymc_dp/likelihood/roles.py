@@ -12,44 +12,28 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike, NDArray
-from pymc.data import MinibatchIndexRV
+from pymc.data import MinibatchIndexRV, MinibatchOp
 from pymc.distributions.distribution import PartialObservedRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.tensor.random.type import RandomType
+from pytensor.graph.basic import Variable
 
-from pymc_dp.compat import ancestors, graph_inputs
+from pymc_dp.compat import ancestors
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
+from pymc_dp.likelihood.containment import refuse_private_outside_likelihood
+from pymc_dp.likelihood.nodes import (
+    RecordData,
+    data_nodes,
+    inner_data_nodes,
+    is_excerpt,
+    refuse_hidden,
+    shape_constants,
+    values_of,
+)
 
 # Below this many records, an axis of that length is as likely a coincidence as a latent variable
 # per record.
 _LATENT_MIN_RECORDS = 100
-
-
-@dataclass(frozen=True)
-class RecordData:
-    """A data node with one slice per record.
-
-    Parameters
-    ----------
-    variable : Variable
-        The constant or shared variable in the model's graph.
-    name : str
-        What messages call it.
-    values : ndarray
-        Its values; not a copy.
-    axis : int
-        Its record axis.
-    private : bool
-        False if the user declared it public.
-    """
-
-    variable: Variable
-    name: str
-    values: NDArray[Any]
-    axis: int
-    private: bool
 
 
 @dataclass(frozen=True)
@@ -110,6 +94,10 @@ def find_roles(
         If `unit` or `public` does not fit the model.
     """
     _refuse_unsupported_variables(model)
+    if isinstance(public, str):
+        raise PrivacyConfigurationError(
+            f"`public` is a list of names. Found the text {public!r}: write `public=[{public!r}]`."
+        )
     unknown = [name for name in public if name not in {v.name for v in model.data_vars}]
     if unknown:
         raise PrivacyConfigurationError(
@@ -125,7 +113,13 @@ def find_roles(
             "Every data node of the likelihood was declared public: there is nothing to protect. "
             "Use an ordinary step method."
         )
-    _refuse_private_outside_likelihood(model, record_data, n, record_dims, public)
+    # The record axis may have several names, and its labels are private under each.
+    record_dims |= {
+        dims[leaf.axis]
+        for leaf in record_data
+        if leaf.private and (dims := model.named_vars_to_dims.get(leaf.variable.name))
+    }
+    elsewhere = refuse_private_outside_likelihood(model, record_data, n, record_dims, public)
     codes, n_units = _unit_codes(unit, n)
     _refuse_latents_per_record(model, n, n_units, record_dims)
     for leaf in record_data:
@@ -138,7 +132,7 @@ def find_roles(
         record_dims=record_dims,
         record_data=record_data,
         observed_axes=observed_axes,
-        public_data=public_data,
+        public_data=tuple(dict.fromkeys([*public_data, *elsewhere])),
     )
 
 
@@ -171,7 +165,7 @@ def _refuse_unsupported_variables(model: pm.Model) -> None:
                 "bounded."
             )
     for var in ancestors([*model.observed_RVs, *map(model.rvs_to_values.get, model.observed_RVs)]):
-        if var.owner is not None and isinstance(var.owner.op, MinibatchIndexRV):
+        if var.owner is not None and isinstance(var.owner.op, MinibatchIndexRV | MinibatchOp):
             raise UnsupportedModelError(
                 "The model reads its data through `pm.Minibatch`. Give the whole arrays, as "
                 "`pm.Data`; chunking keeps memory bounded."
@@ -187,9 +181,10 @@ def _refuse_unsupported_variables(model: pm.Model) -> None:
 def _refuse_latents_per_record(
     model: pm.Model, n: int, n_units: int, record_dims: frozenset[str]
 ) -> None:
+    start = model.initial_point(0)
     for rv in model.free_RVs:
         dims = model.named_vars_to_dims.get(rv.name, ())
-        shape = model.initial_point(0)[model.rvs_to_values[rv].name].shape
+        shape = start[model.rvs_to_values[rv].name].shape
         if record_dims & set(dims) or any(
             size >= _LATENT_MIN_RECORDS and size in (n, n_units) for size in shape
         ):
@@ -207,7 +202,9 @@ def _record_axis(unit: Any) -> tuple[int, str | None]:
     """Axis number (0 unless given) and dimension name of the records."""
     if isinstance(unit, str):
         return 0, unit
-    if isinstance(unit, int) and not isinstance(unit, bool):
+    if isinstance(unit, bool):
+        raise PrivacyConfigurationError("`unit` must be a dimension, an axis or identifiers.")
+    if isinstance(unit, int):
         if unit < 0:
             raise PrivacyConfigurationError(f"`unit` as an axis must be 0 or more. Found {unit}.")
         return unit, None
@@ -223,7 +220,7 @@ def _axis_of_observed(model: pm.Model, rv: Variable, axis: int, dim: str | None)
                 f"{list(dims)}. Give `dims=` to {rv.name!r}, or `unit` the number of its record axis."
             )
         axis = dims.index(dim)
-    if _values(model.rvs_to_values[rv]).ndim <= axis:
+    if values_of(model.rvs_to_values[rv]).ndim <= axis:
         raise UnsupportedModelError(
             f"The observed variable {rv.name!r} has no axis {axis}, so it has no records. Give it "
             "one value (or row) per record."
@@ -233,7 +230,7 @@ def _axis_of_observed(model: pm.Model, rv: Variable, axis: int, dim: str | None)
 
 def _count_records(model: pm.Model, axes: Iterable[int]) -> int:
     lengths = {
-        rv.name: _values(model.rvs_to_values[rv]).shape[axis]
+        rv.name: values_of(model.rvs_to_values[rv]).shape[axis]
         for rv, axis in zip(model.observed_RVs, axes, strict=True)
     }
     if len(set(lengths.values())) != 1:
@@ -264,7 +261,16 @@ def _unit_codes(unit: Any, n: int) -> tuple[NDArray[np.int64] | None, int]:
         raise PrivacyConfigurationError(
             f"`unit` as an array needs one identifier per record, shape ({n},). Found {ids.shape}."
         )
-    if ids.dtype.kind not in "iuUSO":
+    if ids.dtype.kind in "OT" and all(isinstance(x, str) for x in ids):
+        ids = np.array([str(x) for x in ids])
+    elif ids.dtype.kind == "O" and all(isinstance(x, int | np.integer) for x in ids):
+        ids = ids.astype(np.int64)
+    if ids.dtype.kind in "OT":
+        raise PrivacyConfigurationError(
+            "`unit` as an array holds integer or text identifiers. Some are missing, or of another "
+            "type."
+        )
+    if ids.dtype.kind not in "iuUS":
         raise PrivacyConfigurationError(
             f"`unit` as an array holds integer or text identifiers. Found dtype {ids.dtype}."
         )
@@ -281,37 +287,6 @@ def _unit_name(unit: Any, record_dims: frozenset[str]) -> str:
 # -- data nodes -------------------------------------------------------------------------------------
 
 
-def _values(variable: Variable) -> NDArray[Any]:
-    """Values of a data node, or of the node that an observed value is a cast of."""
-    if isinstance(variable, SharedVariable):
-        return np.asarray(variable.get_value(borrow=True))
-    if isinstance(variable, Constant):
-        return np.asarray(variable.data)
-    return np.asarray(variable.eval())
-
-
-def data_nodes(outputs: Sequence[Variable], blockers: Sequence[Variable] = ()) -> list[Variable]:
-    """Constants and shared variables with at least one axis that `outputs` depend on."""
-    return [
-        v
-        for v in dict.fromkeys(graph_inputs(outputs, blockers=list(blockers)))
-        if isinstance(v, SharedVariable | Constant)
-        and not isinstance(v.type, RandomType)
-        and getattr(v.type, "ndim", 0) > 0
-    ]
-
-
-def shape_constants(graphs: Sequence[Variable], blockers: Sequence[Variable]) -> list[Constant]:
-    """Whole-number constants that only say how large a random variable is."""
-    found: dict[Constant, None] = {}
-    for node in {v.owner for v in ancestors(graphs, blockers=blockers) if v.owner is not None}:
-        size = node.op.size_param(node) if hasattr(node.op, "size_param") else None
-        for c in ancestors([size], blockers=blockers) if size is not None else ():
-            if isinstance(c, Constant) and getattr(c.type, "dtype", "") in ("int64", "int32"):
-                found[c] = None
-    return list(found)
-
-
 def _sort_data(
     model: pm.Model,
     observed_axes: Sequence[int],
@@ -326,13 +301,19 @@ def _sort_data(
         for node in data_nodes([value]):
             axis_of_value[node] = axis
             name_of_value[node] = rv.name
-    record_data, public_data = [], []
+    record_data: list[RecordData] = []
+    public_data: list[str] = []
+    others: list[tuple[str, NDArray[Any]]] = []
     graphs = [*model.observed_RVs, *observed_values]
     shapes = set(shape_constants(graphs, model.free_RVs))
+    used = set(ancestors(graphs, blockers=model.free_RVs))
+    for node in model.data_vars:
+        if node in used and node.type.ndim == 0 and node.name not in public:
+            _refuse_without_record_axis(model, node, values_of(node), n, node.name)
     for node in data_nodes(graphs, blockers=model.free_RVs):
         if node in shapes:
             continue
-        values = _values(node)
+        values = values_of(node)
         if node in axis_of_value:
             axis, name = axis_of_value[node], node.name or name_of_value[node]
         else:
@@ -340,13 +321,9 @@ def _sort_data(
             found = _record_axis_of(model, node, values, n, record_dims, name)
             if found is None:
                 if isinstance(node, SharedVariable) and node.name not in public:
-                    raise UnsupportedModelError(
-                        f"The `pm.Data` node {name!r}, of shape {values.shape}, has no record axis, "
-                        f"so it could hold statistics of all records. If it holds nothing private, "
-                        f"say so: `public=[{name!r}]`."
-                    )
-                if values.size >= n and values.size > 1 and node.name not in public:
-                    _refuse_unaligned(name)
+                    _refuse_without_record_axis(model, node, values, n, name)
+                if node.name not in public:
+                    others.append((name, values))
                 if values.size > 1:
                     public_data.append(name)
                 continue
@@ -355,7 +332,12 @@ def _sort_data(
         if not private:
             public_data.append(name)
         record_data.append(RecordData(node, name, values, axis, private))
-    return tuple(record_data), tuple(public_data)
+    held = [leaf.values for leaf in record_data]
+    for name, values in others:
+        if values.size >= max(n, 2) or is_excerpt(values, held):
+            _refuse_unaligned(name)
+    refuse_hidden(inner_data_nodes(graphs, model.free_RVs), n, held, public)
+    return tuple(record_data), tuple(dict.fromkeys([*public_data, *public]))
 
 
 def _record_axis_of(
@@ -366,11 +348,14 @@ def _record_axis_of(
     record_dims: frozenset[str],
     name: str,
 ) -> int | None:
-    dims = model.named_vars_to_dims.get(node.name)
-    if dims and record_dims:
-        shared = [i for i, d in enumerate(dims) if d in record_dims]
-        return shared[0] if shared else None
-    axes = [i for i, size in enumerate(values.shape) if size == n]
+    dims = model.named_vars_to_dims.get(node.name) or (None,) * values.ndim
+    axes = [i for i, d in enumerate(dims) if d in record_dims]
+    if not axes:
+        axes = [
+            i
+            for i, (size, d) in enumerate(zip(values.shape, dims, strict=True))
+            if size == n and (d is None or not record_dims)
+        ]
     if len(axes) > 1 and n > 1:
         raise UnsupportedModelError(
             f"{name} has more than one axis of length {n}, the number of records, so a record is not "
@@ -378,6 +363,26 @@ def _record_axis_of(
             "of the axes only happens to be as long."
         )
     return axes[0] if axes else None
+
+
+def _refuse_without_record_axis(
+    model: pm.Model, node: Variable, values: NDArray[Any], n: int, name: str
+) -> None:
+    if n in values.shape:
+        raise UnsupportedModelError(
+            f"The `pm.Data` node {name!r} is as long as the data, but its dimensions "
+            f"{list(model.named_vars_to_dims.get(node.name, ()))} are not the records'. Give it the "
+            "dimension of the observed variable."
+        )
+    raise UnsupportedModelError(
+        f"The `pm.Data` node {name!r}, of shape {values.shape}, has no record axis, so it could "
+        "hold statistics of all records. If it holds nothing private, say so: "
+        f"`public=[{node.name!r}]`."
+        if node.name
+        else f"A shared variable of shape {values.shape} has no record axis, so it could hold "
+        "statistics of all records. If it holds nothing private, make it a `pm.Data` and name it "
+        "in `public`."
+    )
 
 
 def _refuse_unaligned(name: str) -> None:
@@ -397,81 +402,3 @@ def _refuse_non_finite(leaf: RecordData) -> None:
             f"{leaf.name!r} contains NaN or infinite values. Drop those records, or replace the "
             "values by a public rule, before building the model."
         )
-
-
-# -- where private data may not go ------------------------------------------------------------------
-
-
-def _refuse_private_outside_likelihood(
-    model: pm.Model,
-    record_data: Sequence[RecordData],
-    n: int,
-    record_dims: frozenset[str],
-    public: Sequence[str],
-) -> None:
-    private = [leaf for leaf in record_data if leaf.private]
-
-    def private_source(graphs: Sequence[Variable], blockers: Sequence[Variable]) -> str | None:
-        shapes = set(shape_constants(graphs, blockers))
-        for node in data_nodes(graphs, blockers):
-            if node in shapes:
-                continue
-            for leaf in private:
-                if node is leaf.variable:
-                    return leaf.name
-            if node.name in public:
-                continue
-            values = _values(node)
-            dims = model.named_vars_to_dims.get(node.name, ())
-            aligned = n in values.shape or bool(record_dims & set(dims))
-            # A constant is a new node each time it is used, so it is known by its shape. A fill
-            # value (zeros, ones) holds no data.
-            filled = values.size > 0 and np.array_equal(
-                values, np.broadcast_to(values.flat[0], values.shape)
-            )
-            copied = any(np.array_equal(values, leaf.values) for leaf in private)
-            if copied or ((aligned or values.size >= max(n, 2)) and not filled):
-                return node.name or f"a constant array of shape {values.shape}"
-        return None
-
-    observed = set(model.observed_RVs)
-    checks = [
-        (
-            f"The prior of {rv.name!r}",
-            rv,
-            "Give it public hyperparameters; if the array is public, make it a `pm.Data` and name "
-            "it in `public`.",
-        )
-        for rv in model.free_RVs
-    ]
-    checks += [
-        (f"The initial value of {rv.name!r}", value, "Start from a public value.")
-        for rv, value in model.rvs_to_initial_values.items()
-        if isinstance(value, Variable)
-    ]
-    checks += [
-        (
-            f"The Deterministic {det.name!r}",
-            det,
-            "Its values would be stored with the draws, without noise. Take it out of the model "
-            "(some distributions add one: `compute_p=False`), and compute it from the released "
-            "draws on data you may publish.",
-        )
-        for det in model.deterministics
-    ]
-    checks += [
-        (
-            f"The Potential {potential.name!r}",
-            potential,
-            "Write it as an observed distribution (`pm.CustomDist` with `logp=...`), so that it "
-            "splits into records.",
-        )
-        for potential in model.potentials
-    ]
-    for what, graph, fix in checks:
-        blockers = [rv for rv in model.free_RVs if rv is not graph]
-        source = private_source([graph], blockers)
-        if source is None and observed & set(ancestors([graph], blockers=blockers)):
-            source = "an observed variable"
-        if source is not None:
-            raise UnsupportedModelError(f"{what} depends on private data ({source}). {fix}")

@@ -1,9 +1,10 @@
 """What a run promises, as public data."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from pymc_dp.privacy.accounting import composed_epsilon
@@ -98,6 +99,13 @@ class Guarantee:
             iterations=self.iterations,
         )
 
+    @cached_property
+    def fingerprint(self) -> int:
+        """A number that tells apart runs that promise different things. Public, like all of this."""
+        promise = {k: v for k, v in asdict(self).items() if k != "run_id"}
+        digest = hashlib.sha256(json.dumps(promise, sort_keys=True).encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 2
+
     @property
     def noise_name(self) -> str:
         """Name of the noise source, or "none" when the multiplier is 0."""
@@ -135,6 +143,7 @@ class Guarantee:
             "privacy_settings": json.dumps(dict(self.settings)),
             "privacy_statement": self.sentence,
             "privacy_variables": json.dumps(self.variables),
+            "privacy_record_dims": json.dumps(self.record_dims),
             "privacy_schema_version": SCHEMA_VERSION,
             "pymc_dp_version": version,
         }

@@ -77,13 +77,8 @@ def noisy_sum(
         raise PrivacyConfigurationError(
             f"A release can have at most {MAX_DIMENSION} dimensions. Found {dimension!r}."
         )
+    check_multiplier(noise_multiplier, noise)
     scale = noise_multiplier * 2 * RESOLUTION
-    if not 0 <= scale < _MAX_NOISE_SCALE or (scale == 0 and noise.secure):
-        raise PrivacyConfigurationError(
-            "`noise_multiplier` must be positive and below "
-            f"{_MAX_NOISE_SCALE / 2 / RESOLUTION:.0e}. Found {noise_multiplier!r}. Zero noise is "
-            "for debugging only and needs `noise=InsecureSeededNoise(seed)`."
-        )
     address = permit.take(noise_multiplier)
 
     total = np.zeros(dimension or 1, dtype=np.int64)
@@ -98,6 +93,18 @@ def noisy_sum(
 def noise_sd(bound: float, noise_multiplier: float) -> float:
     """Standard deviation of the noise that :func:`noisy_sum` adds: z times the sensitivity 2B."""
     return noise_multiplier * 2 * bound
+
+
+def check_multiplier(noise_multiplier: float, noise: NoiseSource) -> None:
+    """Refuse a noise multiplier that the integer sum cannot hold, or that protects nothing."""
+    scale = noise_multiplier * 2 * RESOLUTION
+    if not 0 <= scale < _MAX_NOISE_SCALE or (scale == 0 and noise.secure):
+        raise PrivacyConfigurationError(
+            "`noise_multiplier` must be positive and below "
+            f"{_MAX_NOISE_SCALE / 2 / RESOLUTION:.0e}. Found {noise_multiplier!r}: a larger `epsilon` "
+            "needs less noise. Zero noise is for debugging only and needs "
+            "`noise=InsecureSeededNoise(seed)`."
+        )
 
 
 def check_units(units: int) -> None:

@@ -28,7 +28,7 @@ from pymc_dp.privacy.events import Event
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
-from pymc_dp.privacy.noisy_sum import check_units
+from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
 from pymc_dp.steps.settings import whole
 
 STATS: dict[str, tuple[Any, list[int]]] = {
@@ -39,6 +39,7 @@ STATS: dict[str, tuple[Any, list[int]]] = {
     "epsilon_spent": (np.float64, []),
     "scale": (np.float64, []),
     "privacy_run": (np.int64, []),
+    "privacy_plan": (np.int64, []),
 }
 """Every sampler statistic that may leave. Each is a function of noised releases and settings."""
 
@@ -116,6 +117,11 @@ class PrivateStep(BlockedStep):
         self._roles = find_roles(self.model, unit, public)
         check_units(self._roles.n_units)
         self.vars = _all_value_vars(self.model, vars, blocked)
+        if ledger is not None and not isinstance(ledger, PrivacyLedger):
+            raise PrivacyConfigurationError(
+                f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
+                "PrivacyLedger(path) opens the account in a file."
+            )
         if delta is None:
             delta = 0.1 / self._roles.n_units if ledger is None else ledger.delta
         self._delta = check_delta(delta)
@@ -130,6 +136,8 @@ class PrivateStep(BlockedStep):
         self.events = self._calibrate(
             epsilon, self._delta, noise_multiplier, chains * (tune + draws)
         )
+        for event in self.events:
+            check_multiplier(event.noise_multiplier, self._noise)
         self.run_id = secrets.randbits(62)
         self.iterations = tune + draws
         self.guarantee = Guarantee(
@@ -145,7 +153,7 @@ class PrivateStep(BlockedStep):
             n_units=self._roles.n_units,
             n_records=self._roles.n_records,
             noise=self._noise.name,
-            secure=self._noise.secure,
+            secure=type(self._noise) is SecureNoise,
             settings=self._settings(),
             variables=self._releasable_names(),
             private_data=tuple(leaf.name for leaf in self._roles.record_data if leaf.private),
@@ -159,6 +167,7 @@ class PrivateStep(BlockedStep):
                 "`ledger` out, or `noise`."
             )
         self.ledger = ledger or PrivacyLedger(epsilon=math.inf, delta=self._delta)
+        self._data = {v.name: v.get_value(borrow=True) for v in self.model.data_vars}
         self._spent = (
             spending_curve(self.events, self.iterations, self._delta)
             if self.guarantee.valid
@@ -166,6 +175,7 @@ class PrivateStep(BlockedStep):
         )
         self.rng = get_random_generator(rng)
         self.slot, self.used, self.tuning_over = -1, 0, False
+        self._left_at: dict[str, NDArray[Any]] | None = None
 
     def _releasable_names(self) -> tuple[str, ...]:
         """Parameters, public deterministics, and public constants without a label per record."""
@@ -214,7 +224,7 @@ class PrivateStep(BlockedStep):
         self._check_host()
         self.reserve()
         self.slot = self.ledger.claim(self.guarantee.run_plan)
-        self.used, self.tuning_over = 0, False
+        self.used, self.tuning_over, self._left_at = 0, False, None
         self._start_chain()
 
     def stop_tuning(self) -> None:
@@ -231,6 +241,7 @@ class PrivateStep(BlockedStep):
         """
         start = DictToArrayBijection.map({v.name: point[v.name] for v in self.vars})
         self._check_phase()
+        self._check_point(point)
         if self.slot < 0:
             self.reserve()
             self.slot = self.ledger.claim(self.guarantee.run_plan)
@@ -242,9 +253,33 @@ class PrivateStep(BlockedStep):
             "delta": self.guarantee.delta,
             "epsilon_spent": self._spent[self.used - 1],
             "privacy_run": self.run_id,
+            "privacy_plan": self.guarantee.fingerprint,
             **info,
         }
-        return DictToArrayBijection.rmap(RaveledVars(theta, start.point_map_info)), [stats]
+        self._left_at = DictToArrayBijection.rmap(RaveledVars(theta, start.point_map_info))
+        return dict(self._left_at), [stats]
+
+    @property
+    def sampling_state(self) -> Any:
+        """State of the chain, to be continued once."""
+        return super().sampling_state
+
+    @sampling_state.setter
+    def sampling_state(self, state: Any) -> None:
+        BlockedStep.sampling_state.fset(self, state)
+        self._left_at = None
+
+    def _check_point(self, point: dict[str, NDArray[Any]]) -> None:
+        """A chain that moves between our iterations is moved by a step that is not ours."""
+        left_at = self._left_at
+        if set(point) != {v.name for v in self.vars} or (
+            left_at is not None
+            and any(not np.array_equal(point[name], left_at[name]) for name in left_at)
+        ):
+            raise UnsupportedModelError(
+                "Something else moves this chain besides the private step: another step method, "
+                "which would read the data without noise. Give `step=` this one step only."
+            )
 
     def _check_host(self) -> None:
         """Refuse a run that does not match the plan, before it is paid for."""
@@ -254,7 +289,13 @@ class PrivateStep(BlockedStep):
                 f"The Deterministics {sorted(added)} were added after the step was built, so they "
                 "have not been checked for private data. Build the step again."
             )
-        if changed := self._likelihood.changed_data():
+        changed = [
+            v.name
+            for v in self.model.data_vars
+            if (now := v.get_value(borrow=True)) is not self._data.get(v.name)
+            and not np.array_equal(now, self._data.get(v.name, np.nan))
+        ]
+        if changed:
             raise PrivacyConfigurationError(
                 f"The data {changed} were replaced after the step was built, so the checks do not "
                 "hold for them. Build the step again."

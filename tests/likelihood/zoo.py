@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-import pytest
 
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.likelihood.roles import find_roles
@@ -21,11 +20,6 @@ ZOO = {}
 
 NEEDS_DATA = {"normal_mixture", "censored", "panel", "categorical", "mixture", "zero_inflated"}
 """PyMC writes the number of records into these unless it comes from `pm.Data` (some on 6 only)."""
-
-
-def bug(reason):
-    """Mark of a test that fails until the package is mended."""
-    return pytest.mark.xfail(reason=reason)
 
 
 def in_zoo(builder):

@@ -1,0 +1,198 @@
+"""Walking a model's graph for the nodes that hold data, and looking at what they hold."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.shape import Shape, Shape_i
+
+from pymc_dp.compat import ancestors, graph_inputs
+from pymc_dp.exceptions import PrivacyError, UnsupportedModelError
+
+WRAP_DATA = (
+    "If arrays of records are written into the model directly, make them `pm.Data` (observed values "
+    "included: `observed=pm.Data('y_data', y)`), so that the model does not depend on their number."
+)
+
+# Fewer values than this may agree with the data by chance.
+_MIN_DISTINCT = 20
+
+# Random variables with more axes than this are not expected.
+_MAX_AXES = 8
+
+
+@dataclass(frozen=True)
+class RecordData:
+    """A data node with one slice per record.
+
+    Parameters
+    ----------
+    variable : Variable
+        The constant or shared variable in the model's graph.
+    name : str
+        What messages call it.
+    values : ndarray
+        Its values; not a copy.
+    axis : int
+        Its record axis.
+    private : bool
+        False if the user declared it public.
+    """
+
+    variable: Variable
+    name: str
+    values: NDArray[Any]
+    axis: int
+    private: bool
+
+
+@contextmanager
+def quoting_nothing(message: str) -> Iterator[None]:
+    """Turn any error into an :class:`UnsupportedModelError` that carries nothing of it but its type.
+
+    PyTensor's errors quote inputs. Nothing is chained: a context is an output too.
+
+    Parameters
+    ----------
+    message : str
+        With ``{error}`` where the type goes.
+    """
+    failure = None
+    try:
+        yield
+    except PrivacyError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        failure = type(error).__name__
+    if failure is not None:
+        raise UnsupportedModelError(message.format(error=failure))
+
+
+def values_of(variable: Variable) -> NDArray[Any]:
+    """Values of a data node, or of the node that an observed value is a cast of."""
+    if isinstance(variable, SharedVariable):
+        values = np.asarray(variable.get_value(borrow=True))
+    elif isinstance(variable, Constant):
+        values = np.asarray(variable.data)
+    else:
+        values = np.asarray(variable.eval())
+    if values.ndim != variable.type.ndim:
+        raise UnsupportedModelError(
+            f"{variable.name or 'A constant matrix'} is not a dense array (sparse matrices are not "
+            "supported), so it cannot be split into records. Give it as a NumPy array."
+        )
+    return values
+
+
+def data_nodes(outputs: Sequence[Variable], blockers: Sequence[Variable] = ()) -> list[Variable]:
+    """Constants and shared variables with at least one axis that `outputs` depend on."""
+    return [
+        v
+        for v in dict.fromkeys(graph_inputs(outputs, blockers=list(blockers)))
+        if isinstance(v, SharedVariable | Constant)
+        and not isinstance(v.type, RandomType)
+        and getattr(v.type, "ndim", 0) > 0
+    ]
+
+
+def all_data_nodes(
+    outputs: Sequence[Variable], blockers: Sequence[Variable] = ()
+) -> list[Variable]:
+    """Data nodes of graphs and of the inner graphs of their operations (scans, closures)."""
+    return data_nodes(outputs, blockers) + inner_data_nodes(outputs, blockers)
+
+
+def inner_data_nodes(
+    outputs: Sequence[Variable], blockers: Sequence[Variable] = ()
+) -> list[Variable]:
+    """Data nodes of the inner graphs of operations (closures, scans)."""
+    found: list[Variable] = []
+    pending = _inner_outputs(outputs, blockers)
+    while pending:
+        inner = pending.pop()
+        found += data_nodes(inner)
+        pending += _inner_outputs(inner)
+    return found
+
+
+def _inner_outputs(
+    outputs: Sequence[Variable], blockers: Sequence[Variable] = ()
+) -> list[list[Variable]]:
+    nodes = {v.owner for v in ancestors(outputs, blockers=blockers) if v not in set(blockers)}
+    return [
+        list(node.op.fgraph.outputs) for node in nodes if hasattr(getattr(node, "op", 0), "fgraph")
+    ]
+
+
+def shapes_of_data(graphs: Sequence[Variable], blockers: Sequence[Variable]) -> list[Variable]:
+    """Lengths read off data nodes: how many records and columns there are is public."""
+    return [
+        v
+        for v in ancestors(graphs, blockers=blockers)
+        if v.owner is not None
+        and isinstance(v.owner.op, Shape | Shape_i)
+        and isinstance(v.owner.inputs[0], SharedVariable | Constant)
+    ]
+
+
+def shape_constants(graphs: Sequence[Variable], blockers: Sequence[Variable]) -> list[Constant]:
+    """Whole-number constants that only say how large a random variable is."""
+    found: dict[Constant, None] = {}
+    for node in {v.owner for v in ancestors(graphs, blockers=blockers) if v.owner is not None}:
+        known = hasattr(node.op, "size_param") and (
+            getattr(node.op, "extended_signature", "") is not None
+        )
+        size = node.op.size_param(node) if known else None
+        for c in ancestors([size], blockers=blockers) if size is not None else ():
+            # One entry per axis, so a longer array is data that a size was computed from.
+            if (
+                isinstance(c, Constant)
+                and getattr(c.type, "dtype", "") in ("int64", "int32")
+                and c.data.size <= _MAX_AXES
+            ):
+                found[c] = None
+    return list(found)
+
+
+def is_excerpt(values: NDArray[Any], held: Sequence[NDArray[Any]]) -> bool:
+    """Whether an array is a copy, a part or a rearrangement of one of the arrays `held`.
+
+    Judged by its values, so a part must have many, and not whole numbers.
+    """
+    if any(np.array_equal(values, array) for array in held):
+        return True
+    if values.dtype.kind != "f" or len(distinct := np.unique(values)) < _MIN_DISTINCT:
+        return False
+    return any(array.dtype.kind == "f" and np.isin(distinct, array).all() for array in held)
+
+
+def refuse_hidden(
+    nodes: Iterable[Variable], n: int, held: Sequence[NDArray[Any]], public: Collection[str]
+) -> None:
+    """Refuse data nodes that may hold records and that no record rows can take the place of.
+
+    Raises
+    ------
+    UnsupportedModelError
+    """
+    for node in nodes:
+        values = values_of(node)
+        if node.name in public or values.size <= 1:
+            continue
+        if (
+            isinstance(node, SharedVariable)
+            or is_excerpt(values, held)
+            or (values.size >= n and (n in values.shape or values.dtype.kind == "f"))
+        ):
+            raise UnsupportedModelError(
+                f"An array of shape {values.shape} is written into the likelihood in a way that does "
+                "not let it be split into records (for example captured by the function of a "
+                "`pm.CustomDist`, or declared with `dims` that are not the records'). Pass it to "
+                f"the distribution as a parameter. {WRAP_DATA}"
+            )
