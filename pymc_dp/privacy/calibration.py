@@ -10,7 +10,7 @@ from pymc_dp.privacy.accounting import (
     gaussian_mu_within,
     zcdp_rho_within,
 )
-from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.events import Gaussian, times
 
 
 def _check_multiplier(name: str, value: float) -> float:
@@ -101,30 +101,30 @@ def max_draws(
 
     Notes
     -----
-    The same number as Algorithm 2 of Räisä (2021), reached through the largest affordable μ: μ²
-    is proportional to the number of draws.
+    The number of Algorithm 2 of Räisä (2021), reached through the largest affordable μ, as μ² is
+    proportional to the number of draws; beyond ten million draws the safety margin of the reported
+    ε may make it one smaller.
 
     Examples
     --------
     >>> max_draws(epsilon=4.0, delta=1e-6, noise_multiplier=0.1 * 1e5**0.5)
     702
     """
-    per_draw = 1 / _check_multiplier("noise_multiplier", noise_multiplier) ** 2
     counted = isinstance(gradients_per_draw, int) and not isinstance(gradients_per_draw, bool)
     if not counted or gradients_per_draw < (0 if gradient_multiplier is None else 1):
         raise PrivacyConfigurationError(
             "`gradients_per_draw` must be a whole number, one or more if there is a "
             f"`gradient_multiplier`. Found {gradients_per_draw!r}."
         )
-    if gradients_per_draw:
-        if gradient_multiplier is None:
-            raise PrivacyConfigurationError(
-                "`gradients_per_draw` needs a `gradient_multiplier`: the noise multiplier of one "
-                "gradient release."
-            )
-        per_draw += (
-            gradients_per_draw / _check_multiplier("gradient_multiplier", gradient_multiplier) ** 2
+    if gradients_per_draw and gradient_multiplier is None:
+        raise PrivacyConfigurationError(
+            "`gradients_per_draw` needs a `gradient_multiplier`: the noise multiplier of one "
+            "gradient release."
         )
+    one_draw = [Gaussian(_check_multiplier("noise_multiplier", noise_multiplier))]
+    if gradient_multiplier is not None:
+        z = _check_multiplier("gradient_multiplier", gradient_multiplier)
+        one_draw.append(Gaussian(z, gradients_per_draw))
     if accountant == "gaussian":
         affordable = gaussian_mu_within(epsilon, delta) ** 2
     elif accountant == "zcdp":
@@ -137,4 +137,9 @@ def max_draws(
         raise PrivacyConfigurationError(
             "`epsilon` must be finite here: any number of draws fits an infinite budget."
         )
-    return math.floor(affordable / per_draw)
+    draws = math.floor(affordable / gaussian_mu(one_draw) ** 2)
+    if accountant == "gaussian":
+        # The division rounds; the accountant has the last word.
+        one_more = gaussian_epsilon(gaussian_mu(times(one_draw, draws + 1)), delta)
+        draws += bool(one_more <= epsilon)
+    return draws
