@@ -10,7 +10,7 @@ from pymc_dp.privacy.accounting import (
     gaussian_mu_within,
     zcdp_rho_within,
 )
-from pymc_dp.privacy.events import Gaussian, times
+from pymc_dp.privacy.events import Gaussian
 
 
 def _check_multiplier(name: str, value: float) -> float:
@@ -140,6 +140,6 @@ def max_draws(
     draws = math.floor(affordable / gaussian_mu(one_draw) ** 2)
     if accountant == "gaussian":
         # The division rounds; the accountant has the last word.
-        one_more = gaussian_epsilon(gaussian_mu(times(one_draw, draws + 1)), delta)
-        draws += bool(one_more <= epsilon)
+        more = [Gaussian(e.noise_multiplier, e.count * (draws + 1)) for e in one_draw]
+        draws += bool(gaussian_epsilon(gaussian_mu(more), delta) <= epsilon)
     return draws
