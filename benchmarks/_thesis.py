@@ -20,7 +20,7 @@ class Problem:
 
 
 def banana(n: int, d: int, a: float, seed: int = 0) -> Problem:
-    """Banana for a > 0, axis-parallel Gaussian for a = 0; variances 20, 2.5, 1, 1, …"""
+    """Banana for a > 0, axis-parallel Gaussian for a = 0; variances 20, 2.5, then 1."""
     rng = np.random.default_rng(seed)
     variances = np.array([20.0, 2.5] + [1.0] * (d - 2))
     truth = np.array([0.0, 3.0] + [0.0] * (d - 2))

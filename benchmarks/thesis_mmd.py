@@ -110,9 +110,9 @@ def main() -> None:
                     results.append(run(step, problem, rng))
                 ours, accepted = np.median(results, axis=0)
                 values = " ".join(f"{m:.2f}" for m, _ in results)
+                draws = step.guarantee.draws
                 rows.append(
-                    [name, sampler, epsilon, step.guarantee.draws, float(accepted), float(ours)]
-                    + [values, theirs]
+                    [name, sampler, epsilon, draws, float(accepted), float(ours), values, theirs]
                 )
                 print(rows[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
     write_report(

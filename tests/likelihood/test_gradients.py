@@ -1,0 +1,131 @@
+"""Per-unit gradients: the same numbers whichever way, and the right ones."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
+from pymc_dp.likelihood.roles import find_roles
+
+from .zoo import ZOO, build
+
+FAST = {"mode": "FAST_COMPILE"}
+METHODS = ("forward", "reverse", "batched")
+
+
+def parts(model, unit=None, chunk_size=17):
+    roles = find_roles(model, unit)
+    likelihood = RecordLikelihood(model, roles, chunk_size=chunk_size, compile_kwargs=FAST)
+    theta = initial_theta(model) + 0.1 * np.random.default_rng(3).normal(
+        size=len(initial_theta(model))
+    )
+    return likelihood, theta
+
+
+def gradients(model, likelihood, theta, method):
+    unit_gradients = UnitGradients(model, likelihood, compile_kwargs=FAST, method=method)
+    return np.concatenate(list(unit_gradients(theta)))
+
+
+def by_differences(likelihood, theta, step=1e-5):
+    """Central differences of the per-unit log-likelihood, shape (units, d)."""
+    moves = step * np.eye(len(theta))
+    return np.stack(
+        [(likelihood(theta + m) - likelihood(theta - m)) / (2 * step) for m in moves], axis=1
+    )
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_every_way_gives_each_records_own_gradient(name):
+    """One record at a time, in chunks, and by differences of the log-likelihood."""
+    model = build(name)
+    likelihood, theta = parts(model)
+    found = {method: gradients(model, likelihood, theta, method) for method in METHODS}
+    alone = RecordLikelihood(model, likelihood.roles, chunk_size=1, compile_kwargs=FAST)
+    one_at_a_time = gradients(model, alone, theta, "forward")
+    for values in found.values():
+        np.testing.assert_allclose(values, one_at_a_time, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        one_at_a_time, by_differences(likelihood, theta), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["linear", "varying_intercepts", "several", "ordered"])
+def test_gradients_add_up_to_the_models(name):
+    model = build(name)
+    likelihood, theta = parts(model)
+    total = gradients(model, likelihood, theta, "batched").sum(axis=0)
+    log_likelihood = model.compile_dlogp(mode="FAST_COMPILE")
+    from pymc.blocking import DictToArrayBijection, RaveledVars
+
+    from pymc_dp.likelihood.prior import PublicLogDensity
+
+    start = model.initial_point(0)
+    info = DictToArrayBijection.map({v.name: start[v.name] for v in model.value_vars})
+    point = DictToArrayBijection.rmap(RaveledVars(theta, info.point_map_info))
+    prior = PublicLogDensity(model, FAST).gradient(theta)
+    np.testing.assert_allclose(total + prior, log_likelihood(point), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 60])
+@pytest.mark.parametrize("method", METHODS)
+def test_units_with_several_records(chunk_size, method):
+    """A unit's records are added before anything is clipped, and never cut by a chunk."""
+    ids = np.random.default_rng(0).integers(0, 13, size=60)
+    model = build("linear")
+    likelihood, theta = parts(model, unit=ids, chunk_size=chunk_size)
+    whole, _ = parts(model)
+    per_record = gradients(model, whole, theta, "forward")
+    expected = np.stack([per_record[ids == k].sum(axis=0) for k in np.unique(ids)])
+    np.testing.assert_allclose(
+        gradients(model, likelihood, theta, method), expected, rtol=1e-9, atol=1e-9
+    )
+
+
+def test_records_on_another_axis():
+    rng = np.random.default_rng(1)
+    with pm.Model(coords={"time": range(4), "patient": range(30)}) as model:
+        mu = pm.Normal("mu", 0, 1)
+        sigma = pm.HalfNormal("sigma", 1)
+        pm.Normal(
+            "y",
+            mu,
+            sigma,
+            observed=pm.Data("Y", rng.normal(size=(4, 30)), dims=("time", "patient")),
+            dims=("time", "patient"),
+        )
+    likelihood, theta = parts(model, unit="patient")
+    expected = by_differences(likelihood, theta)
+    assert expected.shape == (30, 2)
+    for method in METHODS:
+        np.testing.assert_allclose(
+            gradients(model, likelihood, theta, method), expected, rtol=1e-5, atol=1e-6
+        )
+
+
+def test_the_fastest_way_is_kept():
+    model = build("logistic")
+    likelihood, theta = parts(model)
+    chosen = UnitGradients(model, likelihood, compile_kwargs=FAST)
+    assert chosen.method in METHODS
+    np.testing.assert_allclose(
+        np.concatenate(list(chosen(theta))), gradients(model, likelihood, theta, "forward")
+    )
+
+
+def test_a_record_that_raises_or_overflows_keeps_to_itself():
+    """Its gradient is NaN, or whatever it is; the others' do not move by a bit."""
+    model = build("linear")
+    likelihood, theta = parts(model)
+    unit_gradients = UnitGradients(model, likelihood, compile_kwargs=FAST, method="batched")
+    rows = likelihood.rows(slice(0, 9))
+    before = unit_gradients._rows_gradients(theta, rows)
+    spoiled = [x.copy() for x in rows]
+    for x in spoiled:
+        if x.dtype.kind == "f":
+            x[4] = 1e300
+    after = unit_gradients._rows_gradients(theta, spoiled)
+    others = np.arange(9) != 4
+    np.testing.assert_array_equal(after[others], before[others])
+    assert not np.isfinite(after[4]).all()
