@@ -5,7 +5,8 @@ the same interface and is reproducible; results made with it carry no guarantee 
 Neither is ever driven by the ``random_seed`` of ``pm.sample``.
 """
 
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,12 +49,17 @@ class SecureNoise:
         self, scale: float, size: int, at: tuple[int, ...] = ()
     ) -> NDArray[np.int64]:
         """See :meth:`NoiseSource.discrete_gaussian`; `at` is not used."""
-        import opendp.prelude as opendp
+        return np.asarray(_measurement(scale)([0] * size), dtype=np.int64)
 
-        opendp.enable_features("contrib")
-        space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
-        add_noise = opendp.m.make_gaussian(*space, scale=scale)
-        return np.asarray(add_noise([0] * size), dtype=np.int64)
+
+@lru_cache(maxsize=64)
+def _measurement(scale: float) -> Any:
+    """OpenDP's discrete Gaussian mechanism on vectors; building it costs as much as a draw."""
+    import opendp.prelude as opendp
+
+    opendp.enable_features("contrib")
+    space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
+    return opendp.m.make_gaussian(*space, scale=scale)
 
 
 class InsecureSeededNoise:
