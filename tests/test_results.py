@@ -198,3 +198,47 @@ def test_multiplier_instead_of_budget_reports_what_it_costs(logistic):
     )
     again = dp.calibrate_noise(epsilon=step.guarantee.epsilon, delta=1e-5, draws=100)
     assert again == pytest.approx(10.0, rel=1e-6)
+
+
+def test_foreign_warmup_draws_are_refused(raw):
+    """Draws without the private step's statistics do not ride along."""
+    groups = groups_of(raw)
+    stats = groups["sample_stats"].drop_vars("privacy_plan")
+    extended = from_groups(
+        groups | {"warmup_posterior": groups["posterior"], "warmup_sample_stats": stats},
+        root_attrs(raw),
+        like=raw,
+    )
+    with pytest.raises(dp.PrivacyError, match="not made by a private step"):
+        dp.release(extended)
+
+
+def test_labels_of_records_never_leave(quiet):
+    """Also where a public array has the record dimension."""
+    with pm.Model(coords={"patient": [f"Mrs. {i}" for i in range(40)]}):
+        mu = pm.Normal("mu", 0, 1)
+        pm.Deterministic("repeated", mu * np.ones(40), dims="patient")
+        pm.Normal("y", mu, 1, observed=np.linspace(-1, 1, 40), dims="patient")
+        idata = dp.sample(6, chains=1, epsilon=1.0, **quiet, **FAST)
+    assert "repeated" in idata.posterior
+    assert "Mrs." not in repr(groups_of(idata))
+    assert all("patient" not in g.coords for g in groups_of(idata).values())
+
+
+def test_invalid_parameters_are_impossible_not_free(quiet):
+    """A free scale may propose negative values; such points have density zero, as in PyMC."""
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        s = pm.Normal("s", 0, 2, initval=1.0)
+        pm.Normal("y", 0, s, observed=rng.normal(size=200))
+        step = dp.DPPenalty(
+            noise_multiplier=0,
+            clip=200.0,
+            scale=1.0,
+            draws=600,
+            noise=dp.InsecureSeededNoise(1),
+            **FAST,
+        )
+        idata = pm.sample(600, tune=0, chains=1, step=step, random_seed=1, **quiet)
+    assert (idata.posterior["s"].values > 0).all()
+    assert model.free_RVs

@@ -250,6 +250,12 @@ def _record_dims(model: pm.Model, axes: Iterable[int], dim: str | None) -> froze
         dims = model.named_vars_to_dims.get(rv.name)
         if dims and dims[axis] is not None:
             found.add(dims[axis])
+    if dim is None and len(found) > 1:
+        raise UnsupportedModelError(
+            f"The observed variables have different record dimensions: {sorted(found)}. If their "
+            "records belong to the same people, in the same order, give them one dimension; if not, "
+            "sample the models separately, on one ledger."
+        )
     return frozenset(found)
 
 

@@ -164,6 +164,9 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     """
     events = list(events)
     delta = check_delta(delta)
+    unknown = {type(e).__name__ for e in events if not isinstance(e, Gaussian | Laplace)}
+    if unknown:
+        raise PrivacyConfigurationError(f"No accountant for releases of type {sorted(unknown)}.")
     gaussians = [e for e in events if isinstance(e, Gaussian)]
     others = [e for e in events if isinstance(e, Laplace)]
     mu = gaussian_mu(gaussians)

@@ -241,7 +241,7 @@ class PrivacyLedger:
                     f"{plan.description} would bring the account to ε = {cost:.4g} at "
                     f"δ = {self.delta:g}; its budget is ε = {self.epsilon:g}, of which "
                     f"{spent:.4g} is spent. Ask for a smaller `epsilon` or for fewer draws, "
-                    "chains or tuning steps. No data were read and nothing was charged."
+                    "chains or tuning steps. Nothing was released and nothing was charged."
                 )
             db.execute(
                 "INSERT INTO runs (run, description, events, chains, iterations) "

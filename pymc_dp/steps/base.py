@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 from numpy.typing import ArrayLike, NDArray
 from pymc.blocking import DictToArrayBijection, RaveledVars
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
@@ -106,6 +107,11 @@ class PrivateStep(BlockedStep):
         blocked: bool,
     ):
         self.model = pm.modelcontext(model)
+        if pytensor.config.floatX != "float64":
+            raise PrivacyConfigurationError(
+                f"PyTensor's floatX is {pytensor.config.floatX!r}; sensitivities are proved for "
+                "float64. Set `pytensor.config.floatX = 'float64'` before building the model."
+            )
         draws, tune, chains = (
             whole("draws", draws, 1),
             whole("tune", tune, 0),

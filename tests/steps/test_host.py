@@ -308,3 +308,28 @@ def test_data_replaced_later_are_refused(logistic, quiet, fast):
     model.set_data("X", np.zeros((120, 2)))
     with pytest.raises(dp.PrivacyConfigurationError, match=r"\['X'\] were replaced"):
         pm.sample(5, tune=0, chains=1, step=step, model=model, **quiet)
+
+
+def test_single_precision_is_refused(fast):
+    import pytensor
+
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, 1, observed=np.array([0.1, 0.2]))
+    with (
+        pytensor.config.change_flags(floatX="float32"),
+        pytest.raises(dp.PrivacyConfigurationError, match="floatX"),
+    ):
+        dp.DPPenalty(epsilon=1.0, draws=5, model=model, **fast)
+
+
+def test_another_step_that_moves_the_chain_is_noticed(logistic):
+    """Without a look at the host: the chain is not where the private step left it."""
+    model = logistic()
+    step = seeded_step(model)
+    start_chain(step)
+    point, _ = iterate(step, model.initial_point(), 2)
+    with pytest.raises(dp.UnsupportedModelError, match="else moves this chain"):
+        step.step({"beta": point["beta"] + 1e-9})
+    with pytest.raises(dp.UnsupportedModelError, match="else moves this chain"):
+        step.step({**point, "stranger": np.zeros(2)})
