@@ -57,7 +57,11 @@ def correlated_gaussian(n: int, seed: int = 0) -> Problem:
     x = rng.multivariate_normal(truth, covariance, size=n)
     with pm.Model() as model:
         theta = pm.Normal("theta", 0, 100, shape=2)
-        pm.MvNormal("x", theta, cov=covariance, observed=pm.Data("X", x))
+        # The bivariate normal as x1 and x2 given x1: the same term per record, without a solve.
+        first, second = pm.Data("first", x[:, 0]), pm.Data("second", x[:, 1])
+        pm.Normal("x1", theta[0], 1, observed=first)
+        given = theta[1] + 0.999 * (first - theta[0])
+        pm.Normal("x2", given, np.sqrt(1 - 0.999**2), observed=second)
     posterior = np.linalg.inv(n * np.linalg.inv(covariance) + np.eye(2) / 100**2)
     center = posterior @ (np.linalg.inv(covariance) @ x.sum(axis=0))
 

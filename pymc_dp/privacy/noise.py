@@ -70,7 +70,8 @@ class InsecureSeededNoise:
     Parameters
     ----------
     seed : int
-        Fixes every draw: the same seed and the same release address give the same noise.
+        Fixes every draw: the same seed and the same release address give the same noise. Chains in
+        parallel race for their slots, so a run is reproducible with ``cores=1``.
     """
 
     name = "insecure seeded"
