@@ -5,7 +5,6 @@ because the host restores a step's state before every chain: a count kept in the
 be wound back. Nothing is ever deleted or refunded. No data, and no hash of data, are stored.
 """
 
-import math
 import os
 import sqlite3
 import tempfile
@@ -397,8 +396,3 @@ def _remove_temporary(path: Path, pid: int) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     if path.parent.exists() and not any(path.parent.iterdir()):
         path.parent.rmdir()
-
-
-def unlimited() -> tuple[float, float]:
-    """Budget (ε, δ) of an account that refuses nothing: for runs whose own plan is the limit."""
-    return math.inf, 0.5
