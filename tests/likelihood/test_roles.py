@@ -326,8 +326,8 @@ def matrix_between_records():
     observe(pm.Normal("b") * (pm.Data("W", rng.normal(size=(N, N))) @ y))
 
 
-@refused("W has more than one axis of length 120")
-def matrix_between_records_with_dimensions():
+@refused("different record dimensions", "again")
+def observed_variables_with_different_record_dimensions():
     b = pm.Normal("b")
     weights = pm.Data("W", rng.normal(size=(N, N)), dims=("person", "again"))
     observe(b * weights.sum(axis=1), dims="person")
