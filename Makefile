@@ -29,6 +29,8 @@ benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/penalty_speed.py
 	$(BIN)/python benchmarks/penalty_memory.py
 	$(BIN)/python benchmarks/iterations_allowed.py
+	$(BIN)/python benchmarks/hmc_speed.py
+	$(BIN)/python benchmarks/thesis_mmd.py
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c "import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) else 'pymc-dp needs Python 3.11 or newer, this is ' + v + ': make PYTHON=python3.12 ...')"
