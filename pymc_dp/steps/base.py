@@ -167,7 +167,7 @@ class PrivateStep(BlockedStep):
             record_dims=tuple(sorted(self._roles.record_dims)),
         )
         _guarantees[self.run_id] = self.guarantee
-        if ledger is not None and not self._noise.secure:
+        if ledger is not None and not self.guarantee.secure:
             raise PrivacyConfigurationError(
                 "A ledger accounts for real guarantees; a run with insecure noise has none. Leave "
                 "`ledger` out, or `noise`."
@@ -262,8 +262,9 @@ class PrivateStep(BlockedStep):
             "privacy_plan": self.guarantee.fingerprint,
             **info,
         }
-        self._left_at = DictToArrayBijection.rmap(RaveledVars(theta, start.point_map_info))
-        return dict(self._left_at), [stats]
+        end = DictToArrayBijection.rmap(RaveledVars(theta, start.point_map_info))
+        self._left_at = {name: np.array(value) for name, value in end.items()}
+        return end, [stats]
 
     @property
     def sampling_state(self) -> Any:

@@ -61,6 +61,6 @@ class NoisyRatio:
     def _ratios(self, theta: Vector, proposal: Vector) -> Iterator[Vector]:
         if self._current is None or not np.array_equal(theta, self._current[0]):
             self._current = theta.copy(), self._likelihood(theta)
-        self._proposed = proposal, self._likelihood(proposal)
+        self._proposed = proposal.copy(), self._likelihood(proposal)
         with np.errstate(all="ignore"):
             yield self._proposed[1] - self._current[1]
