@@ -69,7 +69,7 @@ def noisy_sum(
     PrivacyBudgetExceeded
         If the permit does not cover this release; no term has been computed then.
     """
-    if not _BOUND_RANGE[0] < bound < _BOUND_RANGE[1]:
+    if not is_usable_bound(bound):
         raise PrivacyConfigurationError(
             f"The clipping bound must be positive and finite. Found {bound!r}."
         )
@@ -88,6 +88,11 @@ def noisy_sum(
         total += noise.discrete_gaussian(scale, total.size, address)
     released = total * np.float64(bound / RESOLUTION)
     return released if dimension is not None else released.reshape(())
+
+
+def is_usable_bound(bound: float) -> bool:
+    """Whether :func:`noisy_sum` takes this clipping bound: positive, and far from overflow."""
+    return _BOUND_RANGE[0] < bound < _BOUND_RANGE[1]
 
 
 def noise_sd(bound: float, noise_multiplier: float) -> float:

@@ -22,7 +22,7 @@ from pymc_dp.compat import CHAIN_START, enclosing_sampler
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
-from pymc_dp.likelihood.roles import Roles, find_roles
+from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.separability import check_separability
 from pymc_dp.privacy.accounting import check_delta, check_epsilon, spending_curve
 from pymc_dp.privacy.events import Event
@@ -367,11 +367,6 @@ class PrivateStep(BlockedStep):
             }
 
         return (update,)
-
-    @property
-    def roles(self) -> Roles:
-        """Private and public parts of the model."""
-        return self._roles
 
 
 def _on_chain_start_with_length(self: PrivateStep, rng: Any, tune: int, draws: int) -> None:

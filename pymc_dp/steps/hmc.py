@@ -37,9 +37,9 @@ from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
-from pymc_dp.steps.penalty import PenaltyInfo
+from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
 from pymc_dp.steps.ratio import NoisyRatio
 from pymc_dp.steps.settings import Vector, covariance_like, fraction, lower_factor, positive, whole
 
@@ -148,18 +148,18 @@ def hmc_transition(
         proposal, p_end = leapfrog(
             theta, p, gradient=gradient, mass=mass, step_size=step_size, n_leapfrog=n_leapfrog
         )
-        kinetic = mass.energy(p) - mass.energy(p_end)
-        B = bound(proposal - theta)
-    if not (math.isfinite(kinetic) and 0 < B < math.inf):
-        return theta, PenaltyInfo(False, 0.0)
-    log_prior_ratio = log_public(proposal) - log_public(theta)
-    if not log_prior_ratio > -math.inf:
-        return theta, PenaltyInfo(False, 0.0)
-    sigma = tempering * noise_sd(B, noise_multiplier)
-    log_ratio = tempering * noisy_ratio(theta, proposal, B) + log_prior_ratio
-    log_alpha = log_ratio + kinetic - sigma**2 / 2
-    accepted = log_u < log_alpha
-    return (proposal if accepted else theta), PenaltyInfo(accepted, math.exp(min(0.0, log_alpha)))
+        kinetic_ratio = mass.energy(p) - mass.energy(p_end)
+    return penalty_test(
+        theta,
+        proposal,
+        log_u=log_u,
+        bound=bound,
+        noisy_ratio=noisy_ratio,
+        log_public=log_public,
+        noise_multiplier=noise_multiplier,
+        tempering=tempering,
+        kinetic_ratio=kinetic_ratio,
+    )
 
 
 @dataclass_state

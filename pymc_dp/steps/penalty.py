@@ -30,7 +30,7 @@ from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.noisy_sum import is_usable_bound, noise_sd
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.ratio import NoisyRatio
 from pymc_dp.steps.settings import Vector, covariance_like, fraction, lower_factor, positive
@@ -85,15 +85,61 @@ def penalty_transition(
     info : PenaltyInfo
     """
     proposal = propose(rng, theta)
-    log_u = math.log1p(-rng.random())
-    B = bound(proposal - theta)
-    log_prior_ratio = log_public(proposal) - log_public(theta)
+    return penalty_test(
+        theta,
+        proposal,
+        log_u=math.log1p(-rng.random()),
+        bound=bound,
+        noisy_ratio=noisy_ratio,
+        log_public=log_public,
+        noise_multiplier=noise_multiplier,
+        tempering=tempering,
+    )
+
+
+def penalty_test(
+    theta: Vector,
+    proposal: Vector,
+    *,
+    log_u: float,
+    bound: Callable[[Vector], float],
+    noisy_ratio: Callable[[Vector, Vector, float], float],
+    log_public: Callable[[Vector], float],
+    noise_multiplier: float,
+    tempering: float,
+    kinetic_ratio: float = 0.0,
+) -> tuple[Vector, PenaltyInfo]:
+    r"""Accept iff :math:`\log u < \hat\lambda + K(p) - K(p') - \sigma^2/2`.
+
+    Ceperley and Dewing (1999); Räisä (2021), section 3.1 and, with momenta, Theorem 4.4.
+
+    Parameters
+    ----------
+    theta, proposal : ndarray, shape (d,)
+        Current and proposed point.
+    log_u : float
+        Logarithm of the test's uniform.
+    bound, noisy_ratio, log_public, noise_multiplier, tempering
+        As in :func:`penalty_transition`.
+    kinetic_ratio : float
+        K(p) − K(p′), for proposals that carry a momentum.
+
+    Returns
+    -------
+    theta : ndarray, shape (d,)
+    info : PenaltyInfo
+    """
+    with np.errstate(all="ignore"):  # what overflows is rejected
+        B = bound(proposal - theta)
     # Decided on public numbers alone: an impossible point, or one too far or too near to tell.
-    if not (log_prior_ratio > -math.inf and 0 < B < math.inf):
+    if not (math.isfinite(kinetic_ratio) and is_usable_bound(B)):
+        return theta, PenaltyInfo(False, 0.0)
+    log_prior_ratio = log_public(proposal) - log_public(theta)
+    if not log_prior_ratio > -math.inf:
         return theta, PenaltyInfo(False, 0.0)
     sigma = tempering * noise_sd(B, noise_multiplier)
-    log_ratio = tempering * noisy_ratio(theta, proposal, B) + log_prior_ratio
-    log_alpha = log_ratio - sigma**2 / 2
+    log_ratio = tempering * noisy_ratio(theta, proposal, B) + log_prior_ratio + kinetic_ratio
+    log_alpha = log_ratio - sigma * sigma / 2  # a product may overflow to inf, a power raises
     accepted = log_u < log_alpha
     return (proposal if accepted else theta), PenaltyInfo(accepted, math.exp(min(0.0, log_alpha)))
 

@@ -286,3 +286,14 @@ def test_one_record(quiet, fast):
         idata = dp.sample(20, chains=1, epsilon=1.0, **quiet, **fast)
     assert idata.attrs["privacy_units"] == 1
     assert idata.attrs["privacy_delta"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("scale", [1e150, 1e160, 1e190, 1e230, 1e300])
+def test_moves_too_far_to_square_are_rejected(scale, logistic, quiet, fast, recwarn):
+    """Whatever overflows on the way to the test: a rejection, not an error that loses the run."""
+    model = logistic()
+    step = dp.DPPenalty(epsilon=1.0, scale=scale, draws=4, model=model, **fast)
+    recwarn.clear()
+    idata = pm.sample(4, tune=0, chains=1, step=step, model=model, **quiet)
+    assert not idata.sample_stats["accepted"].values.any()
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
