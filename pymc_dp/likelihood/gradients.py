@@ -2,8 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -14,14 +14,14 @@ from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, vectorize_graph
 
-from pymc_dp.compat import pushforward
+from pymc_dp.compat import ancestors, pushforward
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
 from pymc_dp.likelihood.records import (
+    RecordGraph,
     RecordLikelihood,
-    compile_without_checks,
     initial_theta,
     record_graph,
-    strip_checks,
 )
 
 _TIMED_CALLS = 3
@@ -69,30 +69,37 @@ class UnitGradients:
         self._likelihood = likelihood
         roles = likelihood.roles
         self._axes = [leaf.axis for leaf in roles.record_data]
-        graph, theta, rows = record_graph(model, roles)
+        graph = record_graph(model, roles)
         self._d = len(initial_theta(model))
         fitting = int(np.clip(_CHUNK_BYTES // (8 * self._d), 256, 65536))
         self._chunks, self._unit_starts = _chunks_of_whole_units(
             roles.unit_of_record, roles.n_records, min(likelihood.chunk_size, fitting)
         )
-        builders = {"forward": _forward, "reverse": _reverse, "batched": _batched}
+        ways = {
+            "forward": (_forward, _transposed),
+            "reverse": (_reverse, _side_by_side),
+            "batched": (_batched, _side_by_side),
+        }
         candidates = {}
-        for name in builders if method is None else [method]:
+        for name in ways if method is None else [method]:
+            build, arrange = ways[name]
             try:
-                inputs, output = builders[name](graph, theta, rows, self._axes, self._d)
+                blocks = build(graph, self._axes, self._d)
                 # Vectorising adds assertions on shapes, which are public and checked below.
-                function = compile_without_checks(inputs, strip_checks(output), compile_kwargs)
-                seconds = self._time(function, initial_theta(model))
+                function = compile_without_checks(
+                    [graph.theta, *graph.rows], [strip_checks(b) for b in blocks], compile_kwargs
+                )
+                seconds = self._time(function, arrange, initial_theta(model))
             except Exception:  # noqa: BLE001  one way may fail where the other works
                 continue
-            candidates[name] = seconds, function
+            candidates[name] = seconds, function, arrange
         if not candidates:
             raise UnsupportedModelError(
                 f"The likelihood of {[rv.name for rv in model.observed_RVs]} has no gradient (a "
                 "black-box operation, perhaps). Use a step that needs ratios only: DPPenalty."
             )
         self.method = min(candidates, key=lambda name: candidates[name][0])
-        self._evaluate = candidates[self.method][1]
+        _, self._function, self._arrange = candidates[self.method]
 
     def __call__(self, theta: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
         """Gradients of one chunk of units after the other.
@@ -117,60 +124,106 @@ class UnitGradients:
         self, theta: NDArray[np.float64], rows: list[NDArray[Any]]
     ) -> NDArray[np.float64]:
         return self._likelihood.shielded(
-            lambda some: np.asarray(self._evaluate(theta, *some)), rows, (self._d,)
+            lambda some: self._arrange(self._function(theta, *some)), rows, (self._d,)
         )
 
-    def _time(self, function: Any, theta: NDArray[np.float64]) -> float:
+    def _time(
+        self, function: Any, arrange: Callable[[Any], Any], theta: NDArray[np.float64]
+    ) -> float:
         rows = self._likelihood.rows(self._chunks[0])
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            first = np.asarray(function(theta, *rows))
+            first = arrange(function(theta, *rows))
             if first.shape != (rows[0].shape[self._axes[0]], self._d):
                 raise ValueError("not one gradient per record")
             start = time.perf_counter()
             for _ in range(_TIMED_CALLS):
-                function(theta, *rows)
+                arrange(function(theta, *rows))
         return time.perf_counter() - start
 
 
-def _forward(
-    graph: Variable, theta: Variable, rows: list[Variable], axes: list[int], d: int
-) -> tuple[list[Variable], Variable]:
+def _transposed(blocks: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.asarray(blocks[0]).T
+
+
+def _side_by_side(blocks: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Gradients in each value, shape (records, ...), as one array of shape (records, d).
+
+    It is laid out one column after the other, which is how
+    :func:`~pymc_dp.privacy.clipping.add_clipped` reads it.
+    """
+    n = len(blocks[0])
+    columns = [np.reshape(block, (n, -1)).T for block in blocks]
+    return np.concatenate(columns, out=np.empty((sum(map(len, columns)), n))).T
+
+
+def _forward(graph: RecordGraph, axes: list[int], d: int) -> list[Variable]:
     direction = pt.vector("direction", shape=(d,))
-    derivative = pushforward(rewrite_pregrad(graph), theta, direction)
-    jacobian = vectorize_graph(derivative, {direction: pt.eye(d)})
-    return [theta, *rows], jacobian.T
+    derivative = pushforward(rewrite_pregrad(graph.log_likelihood), graph.theta, direction)
+    return [vectorize_graph(derivative, {direction: pt.eye(d)})]
 
 
-def _reverse(
-    graph: Variable, theta: Variable, rows: list[Variable], axes: list[int], d: int
-) -> tuple[list[Variable], Variable]:
-    term, records, every = _one_record(graph, rows, axes)
-    gradient = pytensor.grad(term, theta)
-    return [theta, *rows], vectorize_graph(gradient, dict(zip(records, every, strict=True)))
+def _reverse(graph: RecordGraph, axes: list[int], d: int) -> list[Variable]:
+    one = _one_record(graph, axes)
+    gradients = _gradients(one.term, one.values)
+    batched = vectorize_graph(gradients, one.all_records | one.all_values)
+    return _for_every_record(batched, one)
 
 
-def _batched(
-    graph: Variable, theta: Variable, rows: list[Variable], axes: list[int], d: int
-) -> tuple[list[Variable], Variable]:
-    term, records, every = _one_record(graph, rows, axes)
-    copies = pt.broadcast_to(theta, (every[0].shape[0], d))
-    terms = vectorize_graph(term, {**dict(zip(records, every, strict=True)), theta: copies})
-    return [theta, *rows], pytensor.grad(terms.sum(), copies)
+def _batched(graph: RecordGraph, axes: list[int], d: int) -> list[Variable]:
+    one = _one_record(graph, axes)
+    copies = {
+        alone: pt.broadcast_to(value, (one.n_records, *value.shape))
+        for alone, value in one.all_values.items()
+    }
+    terms = vectorize_graph(one.term, one.all_records | copies)
+    return _for_every_record(_gradients(terms.sum(), list(copies.values())), one)
 
 
-def _one_record(
-    graph: Variable, rows: list[Variable], axes: list[int]
-) -> tuple[Variable, list[Variable], list[Variable]]:
-    """Term of a single record, its slices of the data, and the rows with records as first axis."""
+class _OneRecord(NamedTuple):
+    """The term of a single record, and what stands in it for the record and for the values of θ."""
+
+    term: Variable
+    values: list[Variable]
+    all_records: dict[Variable, Variable]
+    all_values: dict[Variable, Variable]
+    n_records: Variable
+
+
+def _one_record(graph: RecordGraph, axes: list[int]) -> _OneRecord:
+    rows = graph.rows
     records = [
         pt.tensor(dtype=r.type.dtype, shape=r.type.shape[:a] + r.type.shape[a + 1 :])
         for r, a in zip(rows, axes, strict=True)
     ]
     alone = {r: pt.expand_dims(one, a) for r, one, a in zip(rows, records, axes, strict=True)}
-    (term,) = clone_replace([graph], alone, rebuild_strict=False)
     every = [pt.moveaxis(r, a, 0) for r, a in zip(rows, axes, strict=True)]
-    return rewrite_pregrad(term).sum(), records, every
+    for values in (graph.values, [graph.theta]):
+        stand_ins = [value.type() for value in values]
+        replacements = alone | dict(zip(values, stand_ins, strict=True))
+        (term,) = clone_replace([graph.log_likelihood], replacements, rebuild_strict=False)
+        if graph.theta not in ancestors([term]):  # with named dimensions θ has no plain parts
+            break
+    return _OneRecord(
+        rewrite_pregrad(term).sum(),
+        stand_ins,
+        dict(zip(records, every, strict=True)),
+        dict(zip(stand_ins, values, strict=True)),
+        every[0].shape[0],
+    )
+
+
+def _gradients(output: Variable, values: list[Variable]) -> list[Variable]:
+    """Gradients of a scalar; zero in the values that it does not depend on."""
+    known = set(ancestors([output]))
+    return [pytensor.grad(output, v) if v in known else pt.zeros_like(v) for v in values]
+
+
+def _for_every_record(gradients: list[Variable], one: _OneRecord) -> list[Variable]:
+    return [
+        pt.broadcast_to(g, (one.n_records, *g.shape)) if g.ndim == value.ndim else g
+        for g, value in zip(gradients, one.values, strict=True)
+    ]
 
 
 def _chunks_of_whole_units(

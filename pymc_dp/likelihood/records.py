@@ -7,35 +7,27 @@ records can have been folded into a constant.
 """
 
 import contextlib
+import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.logprob.basic import conditional_logp
-from pymc.logprob.utils import CheckParameterValue
-from pymc.pytensorf import join_nonshared_inputs
-from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import MakeVector, ScalarFromTensor
-from pytensor.tensor.math import All
-from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 
-from pymc_dp.compat import (
-    ancestors,
-    graph_inputs,
-    index_axes,
-    io_toposort,
-    lower_named_dims,
-)
+from pymc_dp.compat import lower_named_dims
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.compilation import (
+    compile_without_checks,
+    keep_indices_in_range,
+    strip_checks,
+)
 from pymc_dp.likelihood.nodes import (
     WRAP_DATA,
     RecordData,
@@ -85,8 +77,8 @@ class RecordLikelihood:
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
         self.roles = roles
-        graph, theta, rows = record_graph(model, roles)
-        self._evaluate = compile_without_checks([theta, *rows], graph, compile_kwargs)
+        log_likelihood, theta, _, rows = record_graph(model, roles)
+        self._evaluate = compile_without_checks([theta, *rows], log_likelihood, compile_kwargs)
         self._data = [leaf.values for leaf in roles.record_data]
         self._axes = [leaf.axis for leaf in roles.record_data]
         self._refuse_fixed_length(initial_theta(model))
@@ -217,17 +209,28 @@ def _sum_by_unit(per_record, unit_of_record, per_unit):  # type: ignore[no-untyp
 # -- building the graph -----------------------------------------------------------------------------
 
 
-def record_graph(model: pm.Model, roles: Roles) -> tuple[Variable, Variable, list[Variable]]:
+class RecordGraph(NamedTuple):
     """Symbolic per-record log-likelihood, with the data rows as inputs.
 
-    Returns
-    -------
+    Parameters
+    ----------
     log_likelihood : Variable, shape (records,)
     theta : Variable, shape (d,)
         The joined value variables.
+    values : list of Variable
+        The value variables as the parts of θ that they are, in order.
     rows : list of Variable
         One input per ``roles.record_data``, of any number of records.
     """
+
+    log_likelihood: Variable
+    theta: Variable
+    values: list[Variable]
+    rows: list[Variable]
+
+
+def record_graph(model: pm.Model, roles: Roles) -> RecordGraph:
+    """Derive the log-likelihood of symbolic record rows."""
     observed, free = list(model.observed_RVs), list(model.free_RVs)
     values = [model.rvs_to_values[rv] for rv in observed]
     rows = [_row_input(leaf, f"rows_{k}") for k, leaf in enumerate(roles.record_data)]
@@ -250,13 +253,12 @@ def record_graph(model: pm.Model, roles: Roles) -> tuple[Variable, Variable, lis
         (total,) = clone_replace(
             [total], dict(zip(parameters.values(), constrained, strict=True)), rebuild_strict=False
         )
-        (total,), theta = join_values(model, [total])
-        total = keep_indices_in_range(
-            strip_checks(lower_named_dims(total), records=set(rows)), set(rows)
-        )
+        (total, *parts), theta = join_values(model, [total, *model.value_vars])
+        total, *parts = lower_named_dims([total, *parts])
+        total = keep_indices_in_range(strip_checks(total, records=set(rows)), set(rows))
     held = [leaf.values for leaf in roles.record_data]
     refuse_hidden(all_data_nodes([total]), roles.n_records, held, roles.public_data)
-    return total, theta, rows
+    return RecordGraph(total, theta, parts, rows)
 
 
 def _row_input(leaf: RecordData, name: str) -> Variable:
@@ -317,122 +319,19 @@ def sum_observed(
 
 def join_values(model: pm.Model, outputs: list[Variable]) -> tuple[list[Variable], Variable]:
     """`outputs` as functions of one vector θ: the raveled value variables, in the model's order."""
-    return join_nonshared_inputs(
-        point=model.initial_point(0),
-        inputs=model.value_vars,
-        outputs=outputs,
-        make_inputs_shared=False,
-    )
+    point = model.initial_point(0)
+    theta = pt.vector("theta", shape=(len(initial_theta(model)),))
+    parts, start = {}, 0
+    for value in model.value_vars:
+        shape = point[value.name].shape
+        stop = start + math.prod(shape)
+        part = theta[start:stop].reshape(shape).astype(value.type.dtype)
+        parts[value] = value.type.filter_variable(part)
+        start = stop
+    return clone_replace(outputs, parts, rebuild_strict=False), theta
 
 
 def initial_theta(model: pm.Model) -> NDArray[np.float64]:
     """The model's initial point, raveled like θ."""
     point = model.initial_point(0)
     return np.concatenate([np.ravel(point[v.name]).astype(float) for v in model.value_vars])
-
-
-def strip_checks(output: Variable, records: Collection[Variable] = ()) -> Variable:
-    """Replace parameter checks by a log-density of -inf, record by record.
-
-    PyMC's checks are taken over all records together. With `records` (the inputs that hold rows),
-    a condition on the parameters alone stays as it is, for all; one that involves rows is applied
-    to each record on its own. Without, checks are dropped. Static-shape assertions always are.
-    """
-
-    def rule(node: Any, inputs: list[Variable]) -> Variable | None:
-        if isinstance(node.op, SpecifyShape):
-            return inputs[0]
-        if not isinstance(node.op, CheckAndRaise):
-            return None
-        value, *conditions = inputs
-        if not (records and isinstance(node.op, CheckParameterValue)):
-            return value
-        for condition in (part for c in conditions for part in _unreduced(c)):
-            if not set(records) & set(ancestors([condition])):
-                condition = pt.all(condition)
-            elif condition.ndim == 0:
-                continue  # taken over all records in a way that cannot be undone
-            elif condition.ndim > value.ndim:
-                condition = condition.all(axis=tuple(range(value.ndim, condition.ndim)))
-            value = pt.switch(condition, value, -np.inf)
-        return value
-
-    return _rewrite(output, rule)
-
-
-def _unreduced(condition: Variable) -> list[Variable]:
-    """The elementwise conditions behind ``all([all(a), all(b), …])``."""
-    node = condition.owner
-    if node is not None and isinstance(node.op, MakeVector):
-        return [part for v in node.inputs for part in _unreduced(v)]
-    if node is not None and isinstance(node.op, All | ScalarFromTensor):
-        return _unreduced(node.inputs[0])
-    return [condition]
-
-
-def keep_indices_in_range(output: Variable, records: Collection[Variable]) -> Variable:
-    """Clip every index that depends on record rows into its axis.
-
-    An index out of range would raise, or read memory that belongs to nobody, because of one record.
-    """
-
-    def rule(node: Any, inputs: list[Variable]) -> Variable | None:
-        changed = list(inputs)
-        for position, axis in index_axes(node):
-            index = inputs[position]
-            if set(records) & set(ancestors([index])):
-                length = inputs[0].shape[axis]
-                changed[position] = pt.clip(index, -length, length - 1).astype(index.type.dtype)
-        if all(new is old for new, old in zip(changed, inputs, strict=True)):
-            return None
-        return node.clone_with_new_inputs(changed, strict=False).outputs[0]
-
-    return _rewrite(output, rule)
-
-
-def _rewrite(output: Variable, rule: Callable[[Any, list[Variable]], Variable | None]) -> Variable:
-    """Rebuild a graph, with `rule(node, new inputs)` in place of a node where it is not None."""
-    memo: dict[Variable, Variable] = {}
-    for node in io_toposort(list(graph_inputs([output])), [output]):
-        inputs = [memo.get(v, v) for v in node.inputs]
-        replacement = rule(node, inputs)
-        if replacement is not None:
-            memo[node.outputs[0]] = replacement
-        elif any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-            rebuilt = node.clone_with_new_inputs(inputs, strict=False)
-            memo.update(zip(node.outputs, rebuilt.outputs, strict=True))
-    return memo.get(output, output)
-
-
-def compile_without_checks(
-    inputs: list[Variable], output: Variable, compile_kwargs: Mapping[str, Any] | None
-) -> Any:
-    """Compile a function of θ and record rows without parameter checks.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If an assertion about the data would survive.
-    """
-    keywords = dict(compile_kwargs or {})
-    mode = get_mode(keywords.pop("mode", None))
-    without_checks = Mode(
-        linker=mode.linker,
-        optimizer=mode.provided_optimizer.including("local_remove_check_parameter"),
-    )
-    function = pytensor.function(
-        inputs, output, mode=without_checks, on_unused_input="ignore", **keywords
-    )
-    fgraph = function.maker.fgraph
-    shapes = [v for v in fgraph.variables if v.owner and isinstance(v.owner.op, Shape | Shape_i)]
-    for node in fgraph.apply_nodes:
-        # PyTensor adds assertions on shapes of its own, and shapes are public.
-        if isinstance(node.op, CheckAndRaise) and set(fgraph.inputs[1:]) & set(
-            ancestors(node.inputs[1:], blockers=shapes)
-        ):
-            raise UnsupportedModelError(
-                "The compiled likelihood still asserts something about the data, and a failing "
-                "assertion would tell about them. Remove `Assert` operations from the model."
-            )
-    function.trust_input = True
-    return function

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.compilation import strip_checks
 from pymc_dp.likelihood.nodes import quoting_nothing
 from pymc_dp.likelihood.records import (
     RecordLikelihood,
     initial_theta,
     join_values,
-    strip_checks,
     sum_observed,
 )
 

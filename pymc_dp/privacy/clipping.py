@@ -12,14 +12,18 @@ from numpy.typing import NDArray
 RESOLUTION = 2**26
 """Integer that stands for one clipping bound B: a unit adds at most this much to the sum."""
 
-# Rounding in the computed norm of a d-vector is below (d + 2) 2^-53; scaling down by this much
-# keeps the norm of the integer vector under RESOLUTION for any d up to MAX_DIMENSION.
+# Rounding in the computed norm of a d-vector is below (d + 2) 2^-53, in the factor of a vector that
+# is clipped below 2^-22 (single precision). Scaling down by this much keeps the norm of the integer
+# vector under RESOLUTION for any d up to MAX_DIMENSION.
 _SHRINK = 1.0 - 2.0**-40
+_SHRINK_CLIPPED = 1.0 - 2.0**-21
 MAX_DIMENSION = 2**12
 
+# A vector longer than this many bounds goes a slower way: its square does not fit single precision.
+_LONG = 1e15
 
-# Vectors are transposed and factored a block at a time, so that the work stays in cache.
-_BLOCK = 2**13
+# Vectors are clipped a tile at a time, so that the work stays in cache.
+_TILE = 1024
 
 
 # The scaled terms fit 32 bits, and integers may be added in any order: without any relaxed
@@ -36,31 +40,57 @@ def _add_clipped_scalars(terms, bound, resolution, total):  # type: ignore[no-un
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _add_clipped_vectors(entries, bound, length, factor, total):  # type: ignore[no-untyped-def]
-    """Add the columns of `entries`; return whether some are left to :func:`_add_unusual`."""
-    d, n = entries.shape
-    factor[:n] = 0.0
+def _add_clipped_vectors(entries, bound, resolution, total):  # type: ignore[no-untyped-def]
+    """Add the columns of `entries`, one tile after the other."""
+    factor = np.empty(_TILE)
+    for start in range(0, entries.shape[1], _TILE):
+        stop = min(start + _TILE, entries.shape[1])
+        _add_tile(entries, start, stop, bound, resolution, factor[: stop - start], total)
+
+
+# A vector's integers depend on that vector alone, whichever branch its tile takes.
+@numba.njit(cache=True, error_model="numpy")
+def _add_tile(entries, start, stop, bound, resolution, factor, total):  # type: ignore[no-untyped-def]
+    d, n = entries.shape[0], stop - start
+    per_bound = 1.0 / bound
+    unclipped = resolution * _SHRINK / bound
+    clipped = resolution * _SHRINK_CLIPPED / bound
+    factor[:] = 0.0
     for k in range(d):
+        row = entries[k][start:stop]
         for i in range(n):
-            factor[i] += entries[k, i] * entries[k, i]
-    unusual = False
+            relative = row[i] * per_bound
+            factor[i] += relative * relative
+    usual = short = True
+    for i in range(n):
+        usual &= factor[i] < _LONG**2  # false for NaN
+        short &= factor[i] <= 1.0
     for i in range(n):
         squares = factor[i]
-        usual = squares > 1e-280 and squares < 1e280
-        unusual = unusual or not usual
-        factor[i] = length / max(np.sqrt(squares), bound) if usual else 0.0
+        inverse_norm = np.float32(1.0) / np.sqrt(np.float32(squares))
+        scale = unclipped if squares <= 1.0 else clipped * inverse_norm
+        factor[i] = scale if squares < _LONG**2 else 0.0
     for k in range(d):
+        row = entries[k][start:stop]
         subtotal = np.int64(0)
-        for i in range(n):
-            scaled = entries[k, i] * factor[i]
-            subtotal += np.int32(scaled if scaled == scaled else 0.0)
+        if short:
+            for i in range(n):
+                subtotal += np.int32(row[i] * unclipped)
+        elif usual:
+            for i in range(n):
+                subtotal += np.int32(row[i] * factor[i])
+        else:
+            for i in range(n):
+                if factor[i] != 0.0:
+                    subtotal += np.int32(row[i] * factor[i])
         total[k] += subtotal
-    return unusual
+    if not usual:
+        _add_long(entries[:, start:stop], bound, resolution * _SHRINK, factor, total)
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _add_unusual(entries, bound, length, factor, total):  # type: ignore[no-untyped-def]
-    """Add the columns of factor 0: too large or too small to square, or not finite."""
+def _add_long(entries, bound, length, factor, total):  # type: ignore[no-untyped-def]
+    """Add the columns of factor 0: very long ones, and none that are not finite."""
     d, n = entries.shape
     for i in range(n):
         if factor[i] != 0.0:
@@ -69,7 +99,7 @@ def _add_unusual(entries, bound, length, factor, total):  # type: ignore[no-unty
         for k in range(d):
             size = abs(entries[k, i])
             largest = max(largest, size if size < np.inf else np.inf)
-        if largest == 0.0 or largest == np.inf:
+        if largest == np.inf:
             continue
         squares = 0.0
         for k in range(d):
@@ -102,8 +132,5 @@ def add_clipped(terms: NDArray[np.float64], bound: float, total: NDArray[np.int6
         scalars = np.ascontiguousarray(terms, np.float64)
         _add_clipped_scalars(scalars, bound, float(RESOLUTION), total)
         return
-    factor = np.empty(_BLOCK)
-    for start in range(0, len(terms), _BLOCK):
-        entries = np.ascontiguousarray(terms[start : start + _BLOCK].T, np.float64)
-        if _add_clipped_vectors(entries, bound, _SHRINK * RESOLUTION, factor, total):
-            _add_unusual(entries, bound, _SHRINK * RESOLUTION, factor, total)
+    columns = np.ascontiguousarray(terms.T, np.float64)
+    _add_clipped_vectors(columns, bound, float(RESOLUTION), total)
