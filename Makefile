@@ -31,6 +31,13 @@ benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/iterations_allowed.py
 	$(BIN)/python benchmarks/hmc_speed.py
 	$(BIN)/python benchmarks/thesis_mmd.py
+	$(BIN)/python benchmarks/subsampled_epsilon.py
+	$(BIN)/python benchmarks/barker_correction.py
+	$(BIN)/python benchmarks/batch_cost.py
+	$(BIN)/python benchmarks/subsampled_mmd.py
+	$(BIN)/python benchmarks/gibbs_speed.py
+	$(BIN)/python benchmarks/gibbs_mixing.py
+	$(BIN)/python benchmarks/gibbs_coverage.py
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c "import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) else 'pymc-dp needs Python 3.11 or newer, this is ' + v + ': make PYTHON=python3.12 ...')"

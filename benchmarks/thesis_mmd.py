@@ -9,12 +9,10 @@ import sys
 import time
 
 import numpy as np
-import pymc as pm
 from _report import write_report
-from _thesis import banana, correlated_gaussian, mmd
+from _thesis import banana, correlated_gaussian, run
 
 import pymc_dp as dp
-from pymc_dp.compat import groups_of
 
 EPSILONS = [1.0, 2.0, 4.0, 6.0]
 # (τ, proposal sd, b) and (τ, τ_g, L, η, b_l, b_g), then what the authors' code reaches.
@@ -62,37 +60,6 @@ def build(sampler, parameters, epsilon, delta, model, n):
     )
 
 
-def run(step, problem, rng):
-    """MMD of one chain, and its acceptance rate."""
-    reference = problem.exact(1000, rng)
-    spread = reference.std(axis=0).mean()
-    start = problem.truth + spread * rng.standard_normal(len(problem.truth))
-    sizes = [problem.model[name].eval().size for name in problem.names]
-    pieces = np.split(start, np.cumsum(sizes)[:-1])
-    initial = {
-        name: piece.reshape(problem.model[name].eval().shape)
-        for name, piece in zip(problem.names, pieces, strict=True)
-    }
-    draws = step.guarantee.draws
-    idata = pm.sample(
-        draws,
-        tune=0,
-        chains=1,
-        step=step,
-        model=problem.model,
-        initvals=initial,
-        random_seed=int(rng.integers(2**31)),
-        progressbar=False,
-        compute_convergence_checks=False,
-    )
-    posterior = groups_of(dp.release(idata))["posterior"]
-    chain = np.column_stack(
-        [posterior[name].values[0].reshape(draws, -1) for name in problem.names]
-    )
-    accepted = float(idata.sample_stats["accepted"].values.mean())
-    return mmd(chain[draws // 2 :], reference, rng), accepted
-
-
 def main() -> None:
     logging.getLogger("pymc").setLevel(logging.ERROR)
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 3
@@ -108,8 +75,9 @@ def main() -> None:
                 for _ in range(repeats):
                     step = build(sampler, parameters, epsilon, delta, problem.model, problem.n)
                     results.append(run(step, problem, rng))
-                ours, accepted = np.median(results, axis=0)
-                values = " ".join(f"{m:.2f}" for m, _ in results)
+                ours = np.median([r.mmd for r in results])
+                accepted = np.median([r.accepted for r in results])
+                values = " ".join(f"{r.mmd:.2f}" for r in results)
                 draws = step.guarantee.draws
                 rows.append(
                     [name, sampler, epsilon, draws, float(accepted), float(ours), values, theirs]

@@ -9,16 +9,21 @@ from pymc_dp.exceptions import (
     UnsupportedModelError,
 )
 from pymc_dp.plan import plan
-from pymc_dp.privacy.calibration import calibrate_noise, max_draws
+from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_draws
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.results import privacy_report, release
 from pymc_dp.sampling import sample
+from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
+from pymc_dp.steps.sgmcmc import DPSGLD, DPSGNHT
 
 __all__ = [
     "DPHMC",
+    "DPSGLD",
+    "DPSGNHT",
+    "DPBarker",
     "DPPenalty",
     "InsecureSeededNoise",
     "LedgerError",
@@ -28,6 +33,7 @@ __all__ = [
     "PrivacyLedger",
     "UnsupportedModelError",
     "__version__",
+    "calibrate_batch_size",
     "calibrate_noise",
     "max_draws",
     "plan",

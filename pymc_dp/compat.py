@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import arviz as az
 import pymc as pm
+import pytensor
 import xarray as xr
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
@@ -35,6 +36,7 @@ __all__ = [
     "CHAIN_START",
     "ancestors",
     "enclosing_sampler",
+    "fast_draws",
     "from_groups",
     "graph_inputs",
     "groups_of",
@@ -107,6 +109,21 @@ def lower_named_dims(graph: Any) -> Any:
     from pytensor.graph.rewriting.utils import rewrite_graph
 
     return rewrite_graph(graph, include=("lower_xtensor",))
+
+
+# -- random draws -----------------------------------------------------------------------------------
+
+
+def fast_draws(variables: Any) -> dict[str, Any]:
+    """Keywords of ``pm.compile`` with which these random variables are drawn fastest.
+
+    Categorical draws are many times faster compiled by numba. Otherwise the C compiler, where
+    there is one, makes faster multivariate normal draws and starts in a fraction of the time.
+    """
+    categorical = any(type(rv.owner.op).__name__ == "CategoricalRV" for rv in variables)
+    if categorical or not pytensor.config.cxx:
+        return {"mode": "NUMBA"}
+    return {"mode": "CVM"}
 
 
 # -- results: arviz.InferenceData on one line, xarray.DataTree on the other -------------------------

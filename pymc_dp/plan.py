@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import times
-from pymc_dp.privacy.guarantee import RELATION, Guarantee
+from pymc_dp.privacy.guarantee import RELATION, Guarantee, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noisy_sum import acceptance_at_equal_density
 from pymc_dp.steps.base import PrivateStep
@@ -43,15 +43,10 @@ class Plan:
                 f"{g.chains} × ({g.tune} tuning + {g.draws} draws) = {iterations:,} iterations",
             ),
         ]
+        for event in g.once:
+            rows.append(("Releases, first", describe(event) + ", divided up on the way"))
         for event in g.events:
-            kind = type(event).__name__.lower()
-            rows.append(
-                (
-                    "Releases",
-                    f"{event.count * iterations:,} {kind}, noise multiplier "
-                    f"{event.noise_multiplier:.6g}",
-                )
-            )
+            rows.append(("Releases", f"{event.count * iterations:,} {describe(event)}"))
         rows += [
             ("Cost of the run", f"ε = {g.epsilon:.6g} at δ = {g.delta:.3g}"),
             ("Cost of one draw alone", self._cost_of_one()),

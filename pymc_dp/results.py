@@ -12,6 +12,7 @@ from pymc_dp._version import __version__
 from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.events import from_json
+from pymc_dp.privacy.guarantee import describe
 from pymc_dp.steps.base import STATS, PrivateStep, guarantee_of_run
 from pymc_dp.tables import as_html, as_text
 
@@ -151,10 +152,11 @@ def _only(group: xr.Dataset, names: Container[str], private_dims: set[str]) -> x
 def _privacy_group(attrs: Mapping[str, Any]) -> xr.Dataset:
     """The releases as a table, for programs; the attributes again, for people."""
     events = from_json(attrs["privacy_events"])
+    multipliers = np.array([getattr(e, "noise_multiplier", np.nan) for e in events], float)
     return xr.Dataset(
         {
             "mechanism": ("release", np.array([type(e).__name__ for e in events], dtype=object)),
-            "noise_multiplier": ("release", np.array([e.noise_multiplier for e in events], float)),
+            "noise_multiplier": ("release", multipliers),
             "count": ("release", np.array([e.count for e in events], dtype=np.int64)),
         },
         attrs={k: v for k, v in attrs.items() if k.startswith(("privacy_", "pymc_dp_"))},
@@ -210,13 +212,7 @@ def privacy_report(idata: Any) -> PrivacyReport:
         ("Noise", str(attrs["privacy_noise"])),
         ("Accountant", str(attrs.get("privacy_accountant", "not known here"))),
     ]
-    rows += [
-        (
-            "Releases",
-            f"{e.count:,} {type(e).__name__.lower()}, noise multiplier {e.noise_multiplier:.6g}",
-        )
-        for e in from_json(attrs["privacy_events"])
-    ]
+    rows += [("Releases", f"{e.count:,} {describe(e)}") for e in from_json(attrs["privacy_events"])]
     rows += [
         (f"Setting {name}", f"{value:.6g}" if isinstance(value, float) else str(value))
         for name, value in settings.items()

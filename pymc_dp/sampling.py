@@ -125,7 +125,7 @@ def _split_keywords(
     step_type: type[PrivateStep], keywords: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords of the step, and those of ``pm.sample``."""
-    of_step = set(inspect.signature(step_type.__init__).parameters) - {"self", "vars", *_OWN}
+    of_step = _parameters(step_type) - {"self", "vars", *_OWN}
     of_host = set(inspect.signature(pm.sample).parameters) - {"kwargs", *_OWN, *_REFUSED}
     for name in keywords:
         if name in of_step or name in of_host:
@@ -143,3 +143,14 @@ def _split_keywords(
     for_step = {k: v for k, v in keywords.items() if k in of_step}
     for_host = {k: v for k, v in keywords.items() if k in of_host and k not in of_step}
     return for_step, for_host
+
+
+def _parameters(step_type: type) -> set[str]:
+    """Parameters of a class' ``__init__``, and of its parent's if it passes keywords on."""
+    found: set[str] = set()
+    for cls in step_type.__mro__:
+        own = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+        found |= {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
+        if all(p.kind is not p.VAR_KEYWORD for p in own.values()):
+            break
+    return found

@@ -10,6 +10,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.compat import groups_of, root_attrs
+from pymc_dp.privacy.events import Gaussian
 
 SENTINEL = 271828.182845904509
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
@@ -47,7 +48,7 @@ def test_output_depends_on_data_through_releases_alone(cores, monkeypatch, caplo
     def released(terms, *, dimension=None, bound, noise_multiplier, permit, noise):
         for _ in terms:  # the real data are read, as always, but do not enter the release
             pass
-        _, iteration, _ = permit.take(noise_multiplier)
+        _, iteration, _ = permit.take(Gaussian(noise_multiplier))
         # Not of the slot: which of two parallel chains claims the first one is a race.
         key = [int(np.float64(bound).view(np.int64)), iteration]
         return bound * np.random.default_rng(key).normal()

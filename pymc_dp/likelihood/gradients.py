@@ -16,6 +16,7 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 
 from pymc_dp.compat import ancestors, pushforward
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
 from pymc_dp.likelihood.records import (
     RecordGraph,
@@ -72,7 +73,7 @@ class UnitGradients:
         graph = record_graph(model, roles)
         self._d = len(initial_theta(model))
         fitting = int(np.clip(_CHUNK_BYTES // (8 * self._d), 256, 65536))
-        self._chunks, self._unit_starts = _chunks_of_whole_units(
+        self._chunks = UnitChunks(
             roles.unit_of_record, roles.n_records, min(likelihood.chunk_size, fitting)
         )
         ways = {
@@ -101,24 +102,26 @@ class UnitGradients:
         self.method = min(candidates, key=lambda name: candidates[name][0])
         _, self._function, self._arrange = candidates[self.method]
 
-    def __call__(self, theta: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+    def __call__(
+        self, theta: NDArray[np.float64], units: NDArray[np.int64] | None = None
+    ) -> Iterator[NDArray[np.float64]]:
         """Gradients of one chunk of units after the other.
 
         Parameters
         ----------
         theta : ndarray, shape (d,)
             Unconstrained parameters.
+        units : ndarray of int, optional
+            Only these; nothing else is evaluated. Default: all.
 
         Yields
         ------
         ndarray, shape (units, d)
             May contain NaN and infinities: clip before use. Private.
         """
-        for which, starts in zip(self._chunks, self._unit_starts, strict=True):
-            gradients = self._rows_gradients(theta, self._likelihood.rows(which))
-            if starts is not None:
-                gradients = np.add.reduceat(gradients, starts, axis=0)
-            yield gradients
+        for chunk in self._chunks.all() if units is None else self._chunks.of(units):
+            rows = self._likelihood.rows(chunk.records)
+            yield chunk.per_unit(self._rows_gradients(theta, rows))
 
     def _rows_gradients(
         self, theta: NDArray[np.float64], rows: list[NDArray[Any]]
@@ -130,7 +133,7 @@ class UnitGradients:
     def _time(
         self, function: Any, arrange: Callable[[Any], Any], theta: NDArray[np.float64]
     ) -> float:
-        rows = self._likelihood.rows(self._chunks[0])
+        rows = self._likelihood.rows(next(self._chunks.all()).records)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             first = arrange(function(theta, *rows))
@@ -224,25 +227,3 @@ def _for_every_record(gradients: list[Variable], one: _OneRecord) -> list[Variab
         pt.broadcast_to(g, (one.n_records, *g.shape)) if g.ndim == value.ndim else g
         for g, value in zip(gradients, one.values, strict=True)
     ]
-
-
-def _chunks_of_whole_units(
-    unit_of_record: NDArray[np.int64] | None, n: int, chunk_size: int
-) -> tuple[list[Any], list[Any]]:
-    """Records of each chunk, and where its units start; a unit is never cut."""
-    if unit_of_record is None:
-        slices = [slice(start, min(start + chunk_size, n)) for start in range(0, n, chunk_size)]
-        return slices, [None] * len(slices)
-    order = np.argsort(unit_of_record, kind="stable")
-    firsts = np.flatnonzero(np.diff(unit_of_record[order], prepend=-1))
-    chunks, starts, begin = [], [], 0
-    while begin < len(firsts):
-        # The units that fit into a chunk; at least one, however many records it has.
-        end = max(begin + 1, int(np.searchsorted(firsts, firsts[begin] + chunk_size)) - 1)
-        if firsts[begin] + chunk_size >= n:
-            end = len(firsts)
-        stop = firsts[end] if end < len(firsts) else n
-        chunks.append(order[firsts[begin] : stop])
-        starts.append(firsts[begin:end] - firsts[begin])
-        begin = end
-    return chunks, starts

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
+from pytensor.graph.replace import vectorize_graph
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.likelihood.records import join_values
@@ -51,3 +53,19 @@ class PublicLogDensity:
     def gradient(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
         """Gradient at `theta`, shape (d,)."""
         return np.asarray(self._gradient(theta))
+
+    @cached_property
+    def _hessian(self) -> Any:
+        d = pt.vector("direction", shape=self._theta.type.shape)
+        slope = pytensor.grad(
+            rewrite_pregrad(self._graph), self._theta, disconnected_inputs="ignore"
+        )
+        product = pytensor.grad(slope @ d, self._theta, disconnected_inputs="ignore")
+        rows = vectorize_graph(product, {d: pt.eye(self._theta.type.shape[0])})
+        function = pm.compile([self._theta], rows, **self._compile_kwargs)
+        function.trust_input = True
+        return function
+
+    def hessian(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Hessian at `theta`, shape (d, d)."""
+        return np.asarray(self._hessian(theta))

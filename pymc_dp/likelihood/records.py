@@ -23,6 +23,7 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import (
     compile_without_checks,
     keep_indices_in_range,
@@ -84,6 +85,7 @@ class RecordLikelihood:
         self._refuse_fixed_length(initial_theta(model))
         bytes_per_record = max(1, sum(x.nbytes for x in self._data) // roles.n_records)
         self.chunk_size = chunk_size or int(np.clip(_CHUNK_BYTES // bytes_per_record, 512, 65536))
+        self._chunks = UnitChunks(roles.unit_of_record, roles.n_records, self.chunk_size)
 
     @property
     def n_units(self) -> int:
@@ -113,6 +115,14 @@ class RecordLikelihood:
         per_unit = np.zeros(self.roles.n_units)
         _sum_by_unit(per_record, self.roles.unit_of_record, per_unit)
         return per_unit
+
+    def of_units(self, theta: NDArray[np.float64], units: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Log-likelihood of some units, shape (len(units),); nothing else is evaluated."""
+        terms = [
+            chunk.per_unit(self.evaluate_rows(theta, self.rows(chunk.records)))
+            for chunk in self._chunks.of(units)
+        ]
+        return np.concatenate(terms) if terms else np.empty(0)
 
     def rows(self, which: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
         """The data of some records, one array per data node."""

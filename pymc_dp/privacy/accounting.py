@@ -1,7 +1,9 @@
 r"""From events to (ε, δ).
 
-Gaussian releases compose in closed form; whatever else there is goes through dp-accounting.
-Every number returned is rounded against us: a reported ε or δ is never below the true one.
+Gaussian releases compose in closed form. With Laplace or Poisson-sampled ones among them, privacy loss
+distributions are composed (:mod:`~pymc_dp.privacy.pld`); batches drawn without replacement go through
+Rényi divergences (:mod:`~pymc_dp.privacy.rdp`). Every number returned is rounded against us: a
+reported ε or δ is never below the true one.
 
 Notation: :math:`z_j` noise multiplier of release j, :math:`\mu = (\sum_j z_j^{-2})^{1/2}` the
 Gaussian-DP parameter, :math:`\rho = \mu^2/2` the zCDP parameter.
@@ -9,6 +11,8 @@ Gaussian-DP parameter, :math:`\rho = \mu^2/2` the zCDP parameter.
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,16 +20,30 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import erfc, erfcx
 
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.privacy.events import Event, Gaussian, Laplace
+from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, times
+from pymc_dp.privacy.pld import (
+    Pair,
+    laplace_delta,
+    pld_epsilon,
+    poisson_gaussian_delta,
+    poisson_gaussian_deviation,
+)
+from pymc_dp.privacy.rdp import ORDERS, barker_curve, rdp_epsilon, without_replacement
 
 # A reported ε is pushed up by this much, so that neither our rounding nor the tolerance of any
 # other accountant's root finder can make it look too small.
 _RELATIVE_MARGIN = 1e-9
 _ABSOLUTE_MARGIN = 1e-11
 
-# Above this, mixed releases are added up (basic composition): the discretised privacy loss
-# would not fit in memory.
-_LARGE_EPSILON = 200.0
+# Outside these ranges the formulas of privacy loss distributions overflow, and simpler bounds do: ε is
+# beyond any use below the first range of multipliers, and next to nothing above it.
+_LEAST_MULTIPLIER, _LARGEST_MULTIPLIER = 1e-6, 1e9
+_LEAST_DELTA = 1e-100
+
+# Shares of δ for the Barker batches of a mixture; the rest of the releases get what is left.
+_SHARES = (0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
+
+_CURVE_POINTS = 24
 
 
 def check_epsilon(epsilon: float) -> float:
@@ -152,8 +170,9 @@ def zcdp_rho_within(epsilon: float, delta: float) -> float:
 def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     """ε at which the adaptive composition of `events` is (ε, δ)-DP, rounded up.
 
-    Gaussian releases alone use :func:`gaussian_epsilon`. With others among them, the privacy loss
-    distributions are composed by dp-accounting, whose discretisation rounds up too.
+    Gaussian releases alone use :func:`gaussian_epsilon`. With Laplace or Poisson-sampled Gaussian
+    releases among them, privacy loss distributions are composed. Barker batches add up in Rényi
+    divergence; they and the rest share δ.
 
     Parameters
     ----------
@@ -161,44 +180,98 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
         What has been, or will be, released; none at all costs 0.
     delta : float
         δ in (0, 1).
+
+    Notes
+    -----
+    Every bound that applies is computed and the smallest is reported. Sharing δ is valid although
+    releases of both kinds may alternate, each chosen in the light of all earlier ones: concurrent
+    composition of interactive mechanisms (Lyu, 2022; Vadhan and Zhang, 2022).
     """
     events = list(events)
     delta = check_delta(delta)
-    unknown = {type(e).__name__ for e in events if not isinstance(e, Gaussian | Laplace)}
+    unknown = {type(e).__name__ for e in events if not isinstance(e, Event)}
     if unknown:
         raise PrivacyConfigurationError(f"No accountant for releases of type {sorted(unknown)}.")
-    gaussians = [e for e in events if isinstance(e, Gaussian)]
-    others = [e for e in events if isinstance(e, Laplace)]
-    mu = gaussian_mu(gaussians)
+    events = _merged(events)
+    batches = [e for e in events if isinstance(e, BarkerBatch)]
+    others = [e for e in events if not isinstance(e, BarkerBatch)]
+    if not batches:
+        return _additive_noise_epsilon(others, delta)
+
+    rdp = np.zeros(ORDERS.shape)
+    for e in batches:
+        curve = partial(barker_curve, variance=e.variance, batch_size=e.batch_size)
+        rdp += e.count * without_replacement(curve, e.batch_size / e.units)
     if not others:
+        return _rounded_up(rdp_epsilon(rdp, delta))
+    bounds = [
+        rdp_epsilon(rdp, share * delta) + _additive_noise_epsilon(others, (1 - share) * delta)
+        for share in _SHARES
+    ]
+    gaussians = [e for e in others if isinstance(e, Gaussian)]
+    if len(gaussians) == len(others):
+        bounds.append(rdp_epsilon(rdp + ORDERS * gaussian_mu(gaussians) ** 2 / 2, delta))
+    return _rounded_up(min(bounds))
+
+
+def _merged(events: Iterable[Event]) -> list[Event]:
+    """`events` with equal ones counted together, and no sampling where it does not matter."""
+    counts: dict[Event, int] = {}
+    for e in events:
+        if isinstance(e, PoissonGaussian) and (
+            e.sampling_rate == 1 or e.noise_multiplier > _LARGEST_MULTIPLIER
+        ):
+            e = Gaussian(e.noise_multiplier, e.count)
+        one = replace(e, count=1)
+        counts[one] = counts.get(one, 0) + e.count
+    return [replace(one, count=count) for one, count in counts.items()]
+
+
+def _additive_noise_epsilon(
+    events: list[Gaussian | Laplace | PoissonGaussian], delta: float
+) -> float:
+    gaussians = [e for e in events if isinstance(e, Gaussian)]
+    laplaces = [e for e in events if isinstance(e, Laplace)]
+    sampled = [e for e in events if isinstance(e, PoissonGaussian)]
+    mu = gaussian_mu(gaussians)
+    if not laplaces and not sampled:
         return float(gaussian_epsilon(mu, delta))
-    if math.isinf(mu) or any(e.noise_multiplier == 0 for e in others):
+    if any(e.noise_multiplier == 0 for e in events):
         return math.inf
 
-    pure = math.fsum(e.count / e.noise_multiplier for e in others)
-    simple = (float(gaussian_epsilon(mu, delta)) + pure) * (1 + _RELATIVE_MARGIN)
-    if simple > _LARGE_EPSILON:
+    pure = math.fsum(e.count / e.noise_multiplier for e in laplaces)
+    unsampled = [Gaussian(e.noise_multiplier, e.count) for e in sampled]
+    simple = float(gaussian_epsilon(gaussian_mu(gaussians + unsampled), delta)) + _rounded_up(pure)
+    if delta < _LEAST_DELTA or min(e.noise_multiplier for e in events) < _LEAST_MULTIPLIER:
         return simple
+    pairs = [Pair(partial(gaussian_delta, mu=mu), mu, 1)] if gaussians else []
+    for noise in laplaces:
+        z = noise.noise_multiplier
+        pairs.append(Pair(partial(laplace_delta, noise_multiplier=z), 1 / z, noise.count))
+    for release in sampled:
+        z, q = release.noise_multiplier, release.sampling_rate
+        one = partial(poisson_gaussian_delta, noise_multiplier=z, sampling_rate=q)
+        pairs.append(Pair(one, poisson_gaussian_deviation(z, q), release.count))
+    return min(simple, _rounded_up(pld_epsilon(pairs, delta)))
 
-    from dp_accounting import NeighboringRelation, dp_event
-    from dp_accounting.pld import PLDAccountant
 
-    # The relation is already inside our multipliers. ADD_OR_REMOVE_ONE is the relation under
-    # which dp-accounting leaves a multiplier as it is; REPLACE_ONE would double the sensitivity.
-    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
-    if mu > 0:
-        accountant.compose(dp_event.GaussianDpEvent(1 / mu))
-    for e in others:
-        accountant.compose(dp_event.LaplaceDpEvent(e.noise_multiplier), e.count)
-    return min(simple, float(accountant.get_epsilon(delta)) * (1 + _RELATIVE_MARGIN))
+def _rounded_up(epsilon: float) -> float:
+    return epsilon and epsilon * (1 + _RELATIVE_MARGIN) + _ABSOLUTE_MARGIN
 
 
 def spending_curve(events: tuple[Event, ...], iterations: int, delta: float) -> NDArray[np.float64]:
     """ε after 1, 2, …, `iterations` repetitions of `events`, each at `delta`.
 
-    Laplace releases are added by basic composition.
+    Laplace releases are added by basic composition. With sampled releases among them, the cost of
+    some numbers of repetitions is computed, the last included, and stands for all numbers up to it.
     """
     k = np.arange(1, iterations + 1)
+    if not all(isinstance(e, Gaussian | Laplace) for e in events):
+        points = np.unique(np.geomspace(1, iterations, _CURVE_POINTS).round().astype(int))
+        cost = np.array([composed_epsilon(times(events, int(n)), delta) for n in points])
+        # What more repetitions cost at most, fewer do.
+        cost = np.minimum.accumulate(cost[::-1])[::-1]
+        return np.asarray(cost[np.searchsorted(points, k)])
     mu = gaussian_mu(e for e in events if isinstance(e, Gaussian))
     others = [e for e in events if isinstance(e, Laplace)]
     pure = sum(e.count / e.noise_multiplier if e.noise_multiplier else math.inf for e in others)

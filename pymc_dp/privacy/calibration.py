@@ -1,16 +1,27 @@
-"""From a budget (ε, δ) to a noise multiplier, or to a number of draws."""
+"""From a budget (ε, δ) to a noise multiplier, a number of draws or a batch size."""
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Literal
+
+import numpy as np
+from scipy import optimize
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import (
+    check_delta,
+    check_epsilon,
+    composed_epsilon,
     gaussian_epsilon,
     gaussian_mu,
     gaussian_mu_within,
     zcdp_rho_within,
 )
-from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.events import BarkerBatch, Gaussian, PoissonGaussian, times
+from pymc_dp.privacy.rdp import ORDERS, gaussian_curve, rdp_count, without_replacement
+
+_SMALLEST_BATCH = 10
 
 
 def _check_multiplier(name: str, value: float) -> float:
@@ -21,7 +32,25 @@ def _check_multiplier(name: str, value: float) -> float:
     return float(value)
 
 
-def calibrate_noise(*, epsilon: float, delta: float, draws: int) -> float:
+def _check_whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PrivacyConfigurationError(
+            f"`{name}` must be a whole number, one or more. Found {value!r}."
+        )
+    return value
+
+
+def _check_rate(value: float) -> float:
+    if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= 1):
+        raise PrivacyConfigurationError(
+            f"`sampling_rate` must be above 0 and at most 1. Found {value!r}."
+        )
+    return float(value)
+
+
+def calibrate_noise(
+    *, epsilon: float, delta: float, draws: int, sampling_rate: float = 1.0
+) -> float:
     """Noise multiplier z such that `draws` Gaussian releases cost at most (ε, δ).
 
     Parameters
@@ -30,12 +59,16 @@ def calibrate_noise(*, epsilon: float, delta: float, draws: int) -> float:
         The budget; ε > 0, 0 < δ < 1.
     draws : int
         Number of releases: every iteration of every chain, tuning included.
+    sampling_rate : float
+        q: every release is of a fresh, secret Poisson sample, which each unit enters with this
+        probability. 1 is all units.
 
     Returns
     -------
     float
-        Standard deviation of the noise / sensitivity, for each release. The ε reported for it is
-        never above `epsilon`.
+        Standard deviation of the noise / sensitivity, for each release. The sensitivity is that
+        of the sum, 2B for terms clipped at B, at any sampling rate. The ε reported for it is never above
+        `epsilon`.
 
     Raises
     ------
@@ -44,25 +77,45 @@ def calibrate_noise(*, epsilon: float, delta: float, draws: int) -> float:
 
     Notes
     -----
-    Theorem 2.11 of Räisä (2021), solved for the variance. The papers' τ is z/√n.
+    For all units, Theorem 2.11 of Räisä (2021), solved for the variance. The papers' τ is z/√n. For
+    samples, found by evaluating the reported ε some ten times.
 
     Examples
     --------
     >>> round(calibrate_noise(epsilon=1.0, delta=1e-6, draws=1000), 1)
     133.6
+    >>> round(calibrate_noise(epsilon=1.0, delta=1e-6, draws=1000, sampling_rate=0.01), 2)
+    1.34
     """
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-        raise PrivacyConfigurationError(
-            f"`draws` must be a whole number, one or more. Found {draws!r}."
-        )
+    _check_whole("draws", draws)
+    q = _check_rate(sampling_rate)
     mu = gaussian_mu_within(epsilon, delta)
     if math.isinf(mu):
         return 0.0
+
+    def cost(z: float) -> float:
+        if q == 1:
+            return float(gaussian_epsilon(gaussian_mu([Gaussian(z, draws)]), delta))
+        return composed_epsilon([PoissonGaussian(z, q, draws)], delta)
+
     z = math.sqrt(draws) / mu
+    if q < 1:
+        z = _smallest_multiplier(cost, epsilon, 1.001 * z)
     step = 2.0**-52
-    while gaussian_epsilon(gaussian_mu([Gaussian(z, draws)]), delta) > epsilon:
+    while cost(z) > epsilon:
         z, step = z * (1 + step), 2 * step
     return z
+
+
+def _smallest_multiplier(cost: Callable[[float], float], epsilon: float, enough: float) -> float:
+    """About the smallest multiplier within the budget, given one that is."""
+    low = enough / 4
+    while cost(low) <= epsilon:  # ends: without noise, no finite ε is reported
+        low, enough = low / 4, low
+    root = optimize.brentq(
+        lambda log_z: cost(math.exp(log_z)) - epsilon, math.log(low), math.log(enough), xtol=1e-7
+    )
+    return math.exp(root + 1e-7)
 
 
 def max_draws(
@@ -72,7 +125,8 @@ def max_draws(
     noise_multiplier: float,
     gradient_multiplier: float | None = None,
     gradients_per_draw: int = 0,
-    accountant: Literal["gaussian", "zcdp"] = "gaussian",
+    sampling_rate: float = 1.0,
+    accountant: Literal["gaussian", "zcdp", "rdp"] = "gaussian",
 ) -> int:
     """Largest number of draws that (ε, δ) pays for.
 
@@ -86,8 +140,13 @@ def max_draws(
         z of a gradient release.
     gradients_per_draw : int
         Gradient releases per draw: L + 1 for L leapfrog steps.
-    accountant : {"gaussian", "zcdp"}
-        The tight bound (Theorems 3.2 and 4.7 of Räisä, 2021), or zCDP's (3.1 and 4.6).
+    sampling_rate : float
+        q: the log-likelihood ratio is that of a fresh, secret sample of this share of the units.
+        Gradients are of all units.
+    accountant : {"gaussian", "zcdp", "rdp"}
+        "gaussian", the tight bound: Theorems 3.2 and 4.7 of Räisä (2021) for all units, privacy loss
+        distributions for Poisson samples. To reproduce the papers: "zcdp" for all units (3.1 and 4.6),
+        and "rdp" for samples drawn without replacement, q = b/n (3.5).
 
     Returns
     -------
@@ -101,9 +160,10 @@ def max_draws(
 
     Notes
     -----
-    The number of Algorithm 2 of Räisä (2021), reached through the largest affordable μ, as μ² is
-    proportional to the number of draws; beyond ten million draws the safety margin of the reported
-    ε may make it one smaller.
+    For all units, the number of Algorithm 2 of Räisä (2021), reached through the largest affordable
+    μ, as μ² is proportional to the number of draws; beyond ten million draws the safety margin of
+    the reported ε may make it one smaller. For Poisson samples, the number is found by evaluating the
+    reported ε some twenty times.
 
     Examples
     --------
@@ -121,25 +181,132 @@ def max_draws(
             "`gradients_per_draw` needs a `gradient_multiplier`: the noise multiplier of one "
             "gradient release."
         )
-    one_draw = [Gaussian(_check_multiplier("noise_multiplier", noise_multiplier))]
+    z, q = _check_multiplier("noise_multiplier", noise_multiplier), _check_rate(sampling_rate)
+    gradients = []
     if gradient_multiplier is not None:
-        z = _check_multiplier("gradient_multiplier", gradient_multiplier)
-        one_draw.append(Gaussian(z, gradients_per_draw))
-    if accountant == "gaussian":
-        affordable = gaussian_mu_within(epsilon, delta) ** 2
-    elif accountant == "zcdp":
-        affordable = 2 * zcdp_rho_within(epsilon, delta)
-    else:
+        z_gradient = _check_multiplier("gradient_multiplier", gradient_multiplier)
+        gradients.append(Gaussian(z_gradient, gradients_per_draw))
+    accountants = ("gaussian", "zcdp") if q == 1 else ("gaussian", "rdp")
+    if accountant not in accountants:
         raise PrivacyConfigurationError(
-            f"`accountant` must be 'gaussian' or 'zcdp'. Found {accountant!r}."
+            f"`accountant` must be {accountants[0]!r} or {accountants[1]!r} at a sampling rate "
+            f"{'of' if q == 1 else 'below'} 1. Found {accountant!r}."
         )
-    if math.isinf(affordable):
+    if math.isinf(check_epsilon(epsilon)):
         raise PrivacyConfigurationError(
             "`epsilon` must be finite here: any number of draws fits an infinite budget."
         )
+    check_delta(delta)
+    if accountant == "rdp":
+        rdp = without_replacement(lambda alpha: gaussian_curve(alpha, z), q)
+        return rdp_count(rdp + ORDERS * gaussian_mu(gradients) ** 2 / 2, epsilon, delta)
+    if q == 1:
+        return _max_draws_of_all([Gaussian(z), *gradients], epsilon, delta, accountant)
+
+    @cache
+    def cost(k: int) -> float:
+        return composed_epsilon([PoissonGaussian(z, q, k), *times(gradients, k)], delta)
+
+    return _largest_count(cost, epsilon)
+
+
+def _max_draws_of_all(
+    one_draw: list[Gaussian], epsilon: float, delta: float, accountant: str
+) -> int:
+    if accountant == "zcdp":
+        affordable = 2 * zcdp_rho_within(epsilon, delta)
+    else:
+        affordable = gaussian_mu_within(epsilon, delta) ** 2
     draws = math.floor(affordable / gaussian_mu(one_draw) ** 2)
     if accountant == "gaussian":
         # The division rounds; the accountant has the last word.
         more = [Gaussian(e.noise_multiplier, e.count * (draws + 1)) for e in one_draw]
         draws += bool(gaussian_epsilon(gaussian_mu(more), delta) <= epsilon)
     return draws
+
+
+def _largest_count(cost: Callable[[int], float], epsilon: float) -> int:
+    """Largest count whose rising `cost` is at most ε; 0 if there is none."""
+    if cost(1) > epsilon:
+        return 0
+    low, high = 1, 4
+    while cost(high) <= epsilon:
+        low, high = high, 4 * high
+    root = optimize.brentq(
+        lambda log_k: cost(round(math.exp(log_k))) - epsilon,
+        math.log(low),
+        math.log(high),
+        xtol=0.25 / high,
+    )
+    count = round(math.exp(root))
+    while cost(count) > epsilon:
+        count -= 1
+    while cost(count + 1) <= epsilon:
+        count += 1
+    return count
+
+
+def calibrate_batch_size(
+    *, epsilon: float, delta: float, draws: int, units: int, variance: float = 2.0
+) -> int:
+    """Largest batch with which `draws` private Barker tests cost at most (ε, δ).
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The budget; ε > 0, 0 < δ < 1.
+    draws : int
+        Number of tests: every iteration of every chain, tuning included.
+    units : int
+        n, from which each batch is drawn without replacement, in secret.
+    variance : float
+        C in (1, π²/3): variance of the noise and the batch together.
+
+    Returns
+    -------
+    int
+        At least 10.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If a number is out of its range, or if no batch is within the budget.
+
+    Notes
+    -----
+    As the batch grows, the cost falls, because each of its units weighs less, then rises, because more
+    of the units are in it, and falls again once sampling no longer helps and only the weight counts. Fifty
+    sizes are tried, and the largest within the budget is refined upwards by bisection.
+
+    Examples
+    --------
+    >>> calibrate_batch_size(epsilon=2.0, delta=1e-6, draws=10_000, units=100_000)
+    1377
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    _check_whole("draws", draws)
+    if _check_whole("units", units) < _SMALLEST_BATCH:
+        raise PrivacyConfigurationError(
+            f"`units` must be at least {_SMALLEST_BATCH}, the smallest batch. Found {units!r}."
+        )
+
+    @cache
+    def cost(b: int) -> float:
+        return composed_epsilon([BarkerBatch(variance, b, units, draws)], delta)
+
+    sizes = np.unique(np.geomspace(_SMALLEST_BATCH, units, 50).round().astype(int)).tolist()
+    within = [i for i, b in enumerate(sizes) if cost(b) <= epsilon]
+    if not within:
+        cheapest = min(sizes, key=cost)
+        raise PrivacyConfigurationError(
+            f"No batch of {_SMALLEST_BATCH} units or more is within the budget for {draws:,} draws: "
+            f"the cheapest, of about {cheapest}, costs ε = {cost(cheapest):.3g}. Use a larger "
+            "`epsilon`, fewer `draws` or more data."
+        )
+    low = sizes[within[-1]]
+    high = sizes[within[-1] + 1] if low < units else units + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= epsilon else (low, middle)
+    return int(low)

@@ -8,9 +8,28 @@ neighbouring relation: it is the noise divided by the sensitivity *under the rel
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from pymc_dp.exceptions import LedgerError, PrivacyConfigurationError
+
+
+def _refuse(name: str, wanted: str, value: object) -> None:
+    raise PrivacyConfigurationError(f"`{name}` must be {wanted}. Found {value!r}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_multiplier(z: float) -> None:
+    if not _is_number(z) or z < 0:
+        _refuse("noise_multiplier", "a finite number, zero or more", z)
+
+
+def _check_whole(name: str, value: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        _refuse(name, f"a whole number, {least} or more", value)
 
 
 @dataclass(frozen=True)
@@ -19,15 +38,8 @@ class _Release:
     count: int = 1
 
     def __post_init__(self) -> None:
-        z = self.noise_multiplier
-        if isinstance(z, bool) or not isinstance(z, int | float) or not math.isfinite(z) or z < 0:
-            raise PrivacyConfigurationError(
-                f"`noise_multiplier` must be a finite number, zero or more. Found {z!r}."
-            )
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise PrivacyConfigurationError(
-                f"`count` must be a whole number, one or more. Found {self.count!r}."
-            )
+        _check_multiplier(self.noise_multiplier)
+        _check_whole("count", self.count)
 
 
 @dataclass(frozen=True)
@@ -56,15 +68,80 @@ class Laplace(_Release):
     """
 
 
-Event = Gaussian | Laplace
+@dataclass(frozen=True)
+class PoissonGaussian:
+    """`count` Gaussian releases of a sum over a secret Poisson sample of the units.
+
+    Each unit enters independently with probability `sampling_rate`. What is released is the sum of
+    the sampled units' vectors, clipped to L2 norm B, plus Gaussian noise.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        z = standard deviation of the noise / 2B, as for :class:`Gaussian`: 2B is how far a
+        substitution moves the sum if the unit is sampled.
+    sampling_rate : float
+        q in (0, 1]; 1 is :class:`Gaussian`.
+    count : int
+        How many such releases, each with a fresh sample.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_multiplier(self.noise_multiplier)
+        if not _is_number(self.sampling_rate) or not 0 < self.sampling_rate <= 1:
+            _refuse("sampling_rate", "above 0 and at most 1", self.sampling_rate)
+        _check_whole("count", self.count)
+
+
+@dataclass(frozen=True)
+class BarkerBatch:
+    r"""`count` private Barker tests, each on a secret batch drawn without replacement.
+
+    A test adds :math:`N(0, C - s^2)` to the mean of the batch's terms, where :math:`s^2 \in [0, 1]`
+    is the batch's own variance: how much noise there is depends on the data, so there is no noise
+    multiplier.
+
+    Parameters
+    ----------
+    variance : float
+        C in (1, π²/3): the variance of noise and batch together.
+    batch_size, units : int
+        b of n units are drawn, 2 ≤ b ≤ n.
+    count : int
+        How many tests, each with a fresh batch.
+    """
+
+    variance: float
+    batch_size: int
+    units: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.variance) or not 1 < self.variance < math.pi**2 / 3:
+            _refuse("variance", "between 1 and π²/3", self.variance)
+        _check_whole("batch_size", self.batch_size, least=2)
+        _check_whole("units", self.units, least=self.batch_size)
+        _check_whole("count", self.count)
+
+
+Event = Gaussian | Laplace | PoissonGaussian | BarkerBatch
 
 # A closed list: a ledger file can never make the reader import or run anything.
-_KINDS: dict[str, type[Gaussian] | type[Laplace]] = {"gaussian": Gaussian, "laplace": Laplace}
+_KINDS: dict[str, type[Event]] = {
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "poisson_gaussian": PoissonGaussian,
+    "barker_batch": BarkerBatch,
+}
 
 
 def times(events: Iterable[Event], repeats: int) -> tuple[Event, ...]:
     """`events`, composed `repeats` times over."""
-    return tuple(type(e)(e.noise_multiplier, e.count * repeats) for e in events)
+    return tuple(replace(e, count=e.count * repeats) for e in events)
 
 
 def to_json(events: Iterable[Event]) -> str:
@@ -82,11 +159,14 @@ def from_json(text: str) -> tuple[Event, ...]:
         If the text is not a list of known events.
     """
     try:
-        return tuple(
-            _KINDS[item["kind"]](item["noise_multiplier"], item["count"])
-            for item in json.loads(text)
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        return tuple(_read(**item) for item in json.loads(text))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise LedgerError(
             f"The ledger holds an event this version cannot read: {text!r}."
         ) from error
+
+
+def _read(*, kind: str, **values: Any) -> Event:
+    cls = _KINDS[kind]
+    # A field left out must not fall back to its default: that would be a release less.
+    return cls(**{field.name: values.pop(field.name) for field in fields(cls)}, **values)

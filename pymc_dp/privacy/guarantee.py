@@ -3,17 +3,46 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from pymc_dp.privacy.accounting import composed_epsilon
-from pymc_dp.privacy.events import Event, times, to_json
+from pymc_dp.privacy.events import (
+    BarkerBatch,
+    Event,
+    Gaussian,
+    PoissonGaussian,
+    to_json,
+)
 from pymc_dp.privacy.ledger import RunPlan
 
 RELATION = "substitute-one"
-ACCOUNTANT = "gaussian-dp, closed form"
 SCHEMA_VERSION = 1
+
+
+def describe(event: Event) -> str:
+    """What kind of release an event is, for people."""
+    match event:
+        case PoissonGaussian():
+            return (
+                f"gaussian of samples, each unit at rate {event.sampling_rate:.6g}, noise multiplier "
+                f"{event.noise_multiplier:.6g}"
+            )
+        case BarkerBatch():
+            return (
+                f"Barker tests on batches of {event.batch_size:,} of {event.units:,} units, "
+                f"variance {event.variance:.6g}"
+            )
+    return f"{type(event).__name__.lower()}, noise multiplier {event.noise_multiplier:.6g}"
+
+
+def accountant_of(events: Iterable[Event]) -> str:
+    """How :func:`~pymc_dp.privacy.accounting.composed_epsilon` adds such events up."""
+    kinds = {type(e) for e in events}
+    if BarkerBatch in kinds:
+        return "Rényi divergences, sampling without replacement"
+    return "gaussian-dp, closed form" if kinds == {Gaussian} else "privacy loss distributions"
 
 
 @dataclass(frozen=True)
@@ -48,6 +77,8 @@ class Guarantee:
         What the result may contain: parameters, public constants.
     private_data, public_data, record_dims : tuple of str
         Names only.
+    once : tuple of Event
+        Releases before the first iteration, for all chains together.
     """
 
     run_id: int
@@ -68,6 +99,7 @@ class Guarantee:
     private_data: tuple[str, ...] = ()
     public_data: tuple[str, ...] = ()
     record_dims: tuple[str, ...] = ()
+    once: tuple[Event, ...] = ()
 
     @property
     def iterations(self) -> int:
@@ -81,7 +113,12 @@ class Guarantee:
             return math.inf
         if self.budget is not None:
             return self.budget
-        return composed_epsilon(self.run_plan.total, self.delta)
+        return composed_epsilon(self.total, self.delta)
+
+    @property
+    def total(self) -> tuple[Event, ...]:
+        """Every release of the run."""
+        return (*self.once, *self.run_plan.total)
 
     @property
     def valid(self) -> bool:
@@ -100,6 +137,22 @@ class Guarantee:
         )
 
     @cached_property
+    def first_plan(self) -> RunPlan:
+        """What the ledger is asked for, for the releases before the first iteration."""
+        return RunPlan(
+            run=f"{self.run_id:016x}-first",
+            description=f"The preparation of this run of {self.step}",
+            events=self.once,
+            chains=1,
+            iterations=1,
+        )
+
+    @property
+    def plans(self) -> tuple[RunPlan, ...]:
+        """Everything the ledger is asked for."""
+        return (self.first_plan, self.run_plan) if self.once else (self.run_plan,)
+
+    @cached_property
     def fingerprint(self) -> int:
         """A number that tells apart runs that promise different things. Public, like all of this."""
         promise = {k: v for k, v in asdict(self).items() if k != "run_id"}
@@ -109,7 +162,7 @@ class Guarantee:
     @property
     def noise_name(self) -> str:
         """Name of the noise source, or "none" when the multiplier is 0."""
-        silent = any(e.noise_multiplier == 0 for e in self.events)
+        silent = any(getattr(e, "noise_multiplier", 1.0) == 0 for e in self.events)
         return "none" if silent else self.noise
 
     @property
@@ -135,10 +188,10 @@ class Guarantee:
             "privacy_relation": RELATION,
             "privacy_unit": self.unit,
             "privacy_units": self.n_units,
-            "privacy_accountant": ACCOUNTANT,
+            "privacy_accountant": accountant_of(self.events),
             "privacy_noise": self.noise_name,
             "privacy_valid": int(self.valid),
-            "privacy_events": to_json(times(self.events, self.chains * self.iterations)),
+            "privacy_events": to_json(self.total),
             "privacy_step": self.step,
             "privacy_settings": json.dumps(dict(self.settings)),
             "privacy_statement": self.sentence,

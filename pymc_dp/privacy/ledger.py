@@ -11,13 +11,13 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pymc_dp.exceptions import LedgerError, PrivacyBudgetExceeded, PrivacyConfigurationError
 from pymc_dp.privacy.accounting import check_delta, check_epsilon, composed_epsilon
-from pymc_dp.privacy.events import Event, Gaussian, from_json, times, to_json
+from pymc_dp.privacy.events import Event, from_json, times, to_json
 
 FORMAT_VERSION = 1
 _APPLICATION_ID = 0x70796470  # "pydp" in ASCII: how SQLite files say whose they are
@@ -88,27 +88,24 @@ class Permit:
     slot: int
     iteration: int
     events: tuple[Event, ...]
-    _taken: list[float] = field(default_factory=list)
+    _taken: list[Event] = field(default_factory=list)
 
-    def take(self, noise_multiplier: float) -> tuple[int, int, int]:
-        """Use up one Gaussian release of this multiplier; return its address.
+    def take(self, release: Event) -> tuple[int, int, int]:
+        """Use up one release of this kind and noise; return its address.
 
         Raises
         ------
         PrivacyBudgetExceeded
             If no such release is left in the permit.
         """
-        covered = sum(
-            e.count
-            for e in self.events
-            if isinstance(e, Gaussian) and e.noise_multiplier == noise_multiplier
-        )
-        if self._taken.count(noise_multiplier) >= covered:
+        release = replace(release, count=1)
+        covered = sum(e.count for e in self.events if replace(e, count=1) == release)
+        if self._taken.count(release) >= covered:
             raise PrivacyBudgetExceeded(
-                f"A release with noise multiplier {noise_multiplier:.6g} is not, or no longer, "
-                "part of what this iteration has paid for."
+                f"The release {release} is not, or no longer, part of what this iteration has "
+                "paid for."
             )
-        self._taken.append(noise_multiplier)
+        self._taken.append(release)
         return self.slot, self.iteration, len(self._taken) - 1
 
 
@@ -216,37 +213,50 @@ class PrivacyLedger:
 
     # -- what a step does -------------------------------------------------------------------
 
-    def reserve(self, plan: RunPlan) -> None:
-        """Charge a whole run, before any data are read. Doing it again costs nothing.
+    def reserve(self, *plans: RunPlan) -> None:
+        """Charge whole runs, before any data are read. Doing it again costs nothing.
+
+        Parameters
+        ----------
+        *plans : RunPlan
+            All of them or none.
 
         Raises
         ------
         PrivacyBudgetExceeded
-            If the run does not fit; the account is as it was.
+            If they do not fit; the account is as it was.
         """
         with self._open(durable=True) as db, _transaction(db):
             earlier = self._runs(db)
-            if any(known.run == plan.run for known in earlier):
-                if plan not in earlier:
-                    raise LedgerError(
-                        "The ledger holds another plan for this run. Build the step again."
-                    )
+            known = {plan.run for plan in earlier} & {plan.run for plan in plans}
+            if known and not set(plans) <= set(earlier):
+                raise LedgerError(
+                    "The ledger holds another plan for this run. Build the step again."
+                )
+            if known:
                 return
-            events = [e for known in earlier for e in known.total]
-            cost = composed_epsilon([*events, *plan.total], self.delta)
+            events = [e for plan in earlier for e in plan.total]
+            cost = composed_epsilon([*events, *(e for p in plans for e in p.total)], self.delta)
             if not cost <= self.epsilon:
                 spent = composed_epsilon(events, self.delta)
                 raise PrivacyBudgetExceeded(
-                    f"{plan.description} would bring the account to ε = {cost:.4g} at "
+                    f"{plans[0].description} would bring the account to ε = {cost:.4g} at "
                     f"δ = {self.delta:g}; its budget is ε = {self.epsilon:g}, of which "
                     f"{spent:.4g} is spent. Ask for a smaller `epsilon` or for fewer draws, "
                     "chains or tuning steps. Nothing was released and nothing was charged."
                 )
-            db.execute(
-                "INSERT INTO runs (run, description, events, chains, iterations) "
-                "VALUES (?, ?, ?, ?, ?)",
-                (plan.run, plan.description, to_json(plan.events), plan.chains, plan.iterations),
-            )
+            for plan in plans:
+                db.execute(
+                    "INSERT INTO runs (run, description, events, chains, iterations) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    (
+                        plan.run,
+                        plan.description,
+                        to_json(plan.events),
+                        plan.chains,
+                        plan.iterations,
+                    ),
+                )
 
     def claim(self, plan: RunPlan) -> int:
         """Take the next free slot of a reserved run: one per chain.

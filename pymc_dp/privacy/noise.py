@@ -1,10 +1,11 @@
-"""Where noise comes from.
+"""Where noise, and the choice of secret samples, comes from.
 
 :class:`SecureNoise` is the only source a guarantee can rest on. :class:`InsecureSeededNoise` has
 the same interface and is reproducible; results made with it carry no guarantee and say so.
 Neither is ever driven by the ``random_seed`` of ``pm.sample``.
 """
 
+import os
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class NoiseSource(Protocol):
-    """Source of discrete Gaussian noise.
+    """Source of discrete Gaussian noise and of secret uniform bits.
 
     Attributes
     ----------
@@ -34,6 +35,13 @@ class NoiseSource(Protocol):
         """
         ...
 
+    def words(self, size: int, at: tuple[int, ...]) -> NDArray[np.uint64]:
+        """Draw `size` words of 64 uniform bits, to choose a secret sample with.
+
+        `at` is as in :meth:`discrete_gaussian`; the two never share randomness.
+        """
+        ...
+
 
 class SecureNoise:
     """Discrete Gaussian noise from OpenDP's exact sampler, fed by the system's CSPRNG.
@@ -51,6 +59,10 @@ class SecureNoise:
         """See :meth:`NoiseSource.discrete_gaussian`; `at` is not used."""
         return np.asarray(_measurement(scale)([0] * size), dtype=np.int64)
 
+    def words(self, size: int, at: tuple[int, ...] = ()) -> NDArray[np.uint64]:
+        """See :meth:`NoiseSource.words`; from the system's CSPRNG, `at` is not used."""
+        return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+
 
 @lru_cache(maxsize=64)
 def _measurement(scale: float) -> Any:
@@ -60,6 +72,10 @@ def _measurement(scale: float) -> Any:
     opendp.enable_features("contrib")
     space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
     return opendp.m.make_gaussian(*space, scale=scale)
+
+
+# Sets the seeds of samples apart from those of noise.
+_SAMPLING = 1
 
 
 class InsecureSeededNoise:
@@ -86,3 +102,8 @@ class InsecureSeededNoise:
         """See :meth:`NoiseSource.discrete_gaussian`."""
         rng = np.random.default_rng([self.seed, *at])
         return np.rint(scale * rng.standard_normal(size)).astype(np.int64)
+
+    def words(self, size: int, at: tuple[int, ...] = ()) -> NDArray[np.uint64]:
+        """See :meth:`NoiseSource.words`."""
+        rng = np.random.default_rng([self.seed, *at, _SAMPLING])
+        return rng.integers(2**64, size=size, dtype=np.uint64)

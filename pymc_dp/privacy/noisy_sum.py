@@ -1,15 +1,18 @@
 """The one primitive every mechanism on the curator's side is made of."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, add_clipped
+from pymc_dp.privacy.events import Gaussian, PoissonGaussian
 from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import NoiseSource
+from pymc_dp.privacy.subsampling import Words, accounted_rate, check_rate, poisson_sample
 
 MAX_UNITS = 2**36
 """With fewer units than this the integer sum cannot overflow."""
@@ -69,18 +72,87 @@ def noisy_sum(
     PrivacyBudgetExceeded
         If the permit does not cover this release; no term has been computed then.
     """
-    if not is_usable_bound(bound):
-        raise PrivacyConfigurationError(
-            f"The clipping bound must be positive and finite. Found {bound!r}."
-        )
+    _check(dimension, bound, noise_multiplier, noise)
+    address = permit.take(Gaussian(noise_multiplier))
+    return _sum_and_noise(terms, dimension, bound, noise_multiplier, noise, address)
+
+
+def poisson_noisy_sum(
+    terms_of: Callable[[NDArray[np.int64]], Iterable[NDArray[np.float64]]],
+    *,
+    units: int,
+    sampling_rate: float,
+    dimension: int | None = None,
+    bound: float,
+    noise_multiplier: float,
+    permit: Permit,
+    noise: NoiseSource,
+) -> NDArray[np.float64]:
+    r"""Sum over a secret Poisson sample of the units of clipped terms, plus discrete Gaussian noise.
+
+    .. math:: \sum_{i \in S} \operatorname{clip}_B(v_i) + \mathcal N(0, (z \cdot 2B)^2 I),
+              \qquad P(i \in S) = q \text{ independently}
+
+    **Neighbouring relation**: substitute-one, at a public number of units. **Sensitivity**: 2B in
+    L2 norm if the unit is sampled, 0 if not. **Guarantee**: one
+    ``PoissonGaussian(noise_multiplier, accounted_rate(sampling_rate))`` event (Zhu, Dong and Wang,
+    2022, Theorem 11, for the pair of distributions that dominates; see the page on subsampled
+    accounting). The sample comes from `noise` and is known to nobody.
+
+    Parameters
+    ----------
+    terms_of : callable
+        ``units -> `` chunks of those units' terms; called once, after the permit is taken.
+    units : int
+        Public number of units.
+    sampling_rate : float
+        q.
+    dimension, bound, noise_multiplier, permit, noise
+        As in :func:`noisy_sum`.
+
+    Returns
+    -------
+    ndarray, shape () or (dimension,)
+        The noisy sum over the sample. Divide by q for an unbiased estimate of the whole sum.
+
+    Raises
+    ------
+    PrivacyConfigurationError, PrivacyBudgetExceeded
+        As :func:`noisy_sum`.
+    """
+    _check(dimension, bound, noise_multiplier, noise)
+    check_rate("sampling_rate", sampling_rate)
+    address = permit.take(PoissonGaussian(noise_multiplier, accounted_rate(sampling_rate)))
+    sample = poisson_sample(units, sampling_rate, secret_words(noise, address))
+    return _sum_and_noise(terms_of(sample), dimension, bound, noise_multiplier, noise, address)
+
+
+def secret_words(noise: NoiseSource, address: tuple[int, ...]) -> Words:
+    """Uniform words from `noise`, different ones at every call."""
+    calls = count()
+    return lambda size: noise.words(size, (*address, next(calls)))
+
+
+def _check(
+    dimension: int | None, bound: float, noise_multiplier: float, noise: NoiseSource
+) -> None:
+    check_bound(bound)
     if dimension is not None and not 1 <= dimension <= MAX_DIMENSION:
         raise PrivacyConfigurationError(
             f"A release can have at most {MAX_DIMENSION} dimensions. Found {dimension!r}."
         )
     check_multiplier(noise_multiplier, noise)
-    scale = noise_multiplier * 2 * RESOLUTION
-    address = permit.take(noise_multiplier)
 
+
+def _sum_and_noise(
+    terms: Iterable[NDArray[np.float64]],
+    dimension: int | None,
+    bound: float,
+    noise_multiplier: float,
+    noise: NoiseSource,
+    address: tuple[int, ...],
+) -> NDArray[np.float64]:
+    scale = noise_multiplier * 2 * RESOLUTION
     total = np.zeros(dimension or 1, dtype=np.int64)
     for chunk in terms:
         add_clipped(chunk, bound, total)
@@ -93,6 +165,14 @@ def noisy_sum(
 def is_usable_bound(bound: float) -> bool:
     """Whether :func:`noisy_sum` takes this clipping bound: positive, and far from overflow."""
     return _BOUND_RANGE[0] < bound < _BOUND_RANGE[1]
+
+
+def check_bound(bound: float) -> None:
+    """Refuse a bound that is not :func:`usable <is_usable_bound>`."""
+    if not is_usable_bound(bound):
+        raise PrivacyConfigurationError(
+            f"The clipping bound must be positive and finite. Found {bound!r}."
+        )
 
 
 def noise_sd(bound: float, noise_multiplier: float) -> float:

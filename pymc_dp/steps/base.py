@@ -25,7 +25,7 @@ from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.separability import check_separability
 from pymc_dp.privacy.accounting import check_delta, check_epsilon, spending_curve
-from pymc_dp.privacy.events import Event
+from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
@@ -54,6 +54,11 @@ def guarantee_of_run(run_id: int) -> Guarantee | None:
     return _guarantees.get(run_id)
 
 
+def register_guarantee(guarantee: Guarantee) -> None:
+    """Remember what a run promises, until its result is released."""
+    _guarantees[guarantee.run_id] = guarantee
+
+
 @dataclass_state
 class PrivateStepState(StepMethodState):
     """State of a chain. Holds no data and nothing computed from them without noise.
@@ -80,6 +85,7 @@ class PrivateStep(BlockedStep):
     default_blocked = True
     default_tune_steps = 0
     stats_dtypes_shapes = STATS
+    once: tuple[Event, ...] = ()
     _state_class = PrivateStepState
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +125,7 @@ class PrivateStep(BlockedStep):
         )
         chunk_size = None if chunk_size is None else whole("chunk_size", chunk_size, 1)
         self._noise: NoiseSource = SecureNoise() if noise is None else noise
-        _check_budget(epsilon, noise_multiplier, self._noise)
+        self._check_budget(epsilon, noise_multiplier)
         self._roles = find_roles(self.model, unit, public)
         check_units(self._roles.n_units)
         self.vars = _all_value_vars(self.model, vars, blocked)
@@ -142,8 +148,9 @@ class PrivateStep(BlockedStep):
         self.events = self._calibrate(
             epsilon, self._delta, noise_multiplier, chains * (tune + draws)
         )
-        for event in self.events:
-            check_multiplier(event.noise_multiplier, self._noise)
+        for event in (*self.once, *self.events):
+            if isinstance(event, Gaussian | PoissonGaussian):
+                check_multiplier(event.noise_multiplier, self._noise)
         self.run_id = secrets.randbits(62)
         self.iterations = tune + draws
         self.guarantee = Guarantee(
@@ -165,8 +172,9 @@ class PrivateStep(BlockedStep):
             private_data=tuple(leaf.name for leaf in self._roles.record_data if leaf.private),
             public_data=self._roles.public_data,
             record_dims=tuple(sorted(self._roles.record_dims)),
+            once=self.once,
         )
-        _guarantees[self.run_id] = self.guarantee
+        register_guarantee(self.guarantee)
         if ledger is not None and not self.guarantee.secure:
             raise PrivacyConfigurationError(
                 "A ledger accounts for real guarantees; a run with insecure noise has none. Leave "
@@ -191,6 +199,28 @@ class PrivateStep(BlockedStep):
         return (*parameters, *constants)
 
     # -- what a subclass provides -------------------------------------------------------------
+
+    def _check_budget(self, epsilon: float | None, noise_multiplier: float | None) -> None:
+        """Refuse a budget and a multiplier that contradict each other, or protect nothing."""
+        if (epsilon is None) == (noise_multiplier is None):
+            raise PrivacyConfigurationError(
+                "Give either a budget (`epsilon`, and `delta` if not 0.1 / units) or a "
+                "`noise_multiplier`, which then fixes the ε that is spent."
+            )
+        if epsilon is not None:
+            check_finite_epsilon(epsilon)
+        if noise_multiplier is not None:
+            z = noise_multiplier
+            if not (isinstance(z, int | float) and math.isfinite(z) and z >= 0):
+                raise PrivacyConfigurationError(
+                    f"`noise_multiplier` must be a positive number. Found {z!r}."
+                )
+            if z == 0 and self._noise.secure:
+                raise PrivacyConfigurationError(
+                    "`noise_multiplier=0` releases the data as they are. To debug without noise, "
+                    "say so: add `noise=InsecureSeededNoise(seed)`; the result will carry no "
+                    "guarantee."
+                )
 
     @abstractmethod
     def _configure(self, d: int) -> None:
@@ -223,7 +253,7 @@ class PrivateStep(BlockedStep):
 
     def reserve(self) -> None:
         """Charge the whole run to the ledger; again and again costs nothing more."""
-        self.ledger.reserve(self.guarantee.run_plan)
+        self.ledger.reserve(*self.guarantee.plans)
 
     def _begin(self, rng: Any) -> None:
         self.rng = get_random_generator(rng, copy=False)
@@ -389,32 +419,14 @@ setattr(
 # -- checking arguments -----------------------------------------------------------------------------
 
 
-def _check_budget(
-    epsilon: float | None, noise_multiplier: float | None, noise: NoiseSource
-) -> None:
-    if (epsilon is None) == (noise_multiplier is None):
+def check_finite_epsilon(epsilon: float) -> None:
+    """Refuse an ε that is not a positive, finite number."""
+    check_epsilon(epsilon)
+    if math.isinf(epsilon):
         raise PrivacyConfigurationError(
-            "Give either a budget (`epsilon`, and `delta` if not 0.1 / units) or a "
-            "`noise_multiplier`, which then fixes the ε that is spent."
+            "`epsilon` must be finite. To debug without noise, say so: `noise_multiplier=0, "
+            "noise=InsecureSeededNoise(seed)`."
         )
-    if epsilon is not None:
-        check_epsilon(epsilon)
-        if math.isinf(epsilon):
-            raise PrivacyConfigurationError(
-                "`epsilon` must be finite. To debug without noise, say so: `noise_multiplier=0, "
-                "noise=InsecureSeededNoise(seed)`."
-            )
-    if noise_multiplier is not None:
-        z = noise_multiplier
-        if not (isinstance(z, int | float) and math.isfinite(z) and z >= 0):
-            raise PrivacyConfigurationError(
-                f"`noise_multiplier` must be a positive number. Found {z!r}."
-            )
-        if z == 0 and noise.secure:
-            raise PrivacyConfigurationError(
-                "`noise_multiplier=0` releases the data as they are. To debug without noise, say so: "
-                "add `noise=InsecureSeededNoise(seed)`; the result will carry no guarantee."
-            )
 
 
 def _all_value_vars(model: pm.Model, vars: Sequence[Any] | None, blocked: bool) -> list[Any]:

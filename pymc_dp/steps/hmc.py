@@ -113,10 +113,9 @@ def hmc_transition(
     step_size: float,
     n_leapfrog: int,
     bound: Callable[[Vector], float],
-    noisy_ratio: Callable[[Vector, Vector, float], float],
+    noisy_ratio: Callable[[Vector, Vector], float],
     log_public: Callable[[Vector], float],
     noise_multiplier: float,
-    tempering: float = 1.0,
 ) -> tuple[Vector, PenaltyInfo]:
     """One transition of DP-HMC.
 
@@ -134,7 +133,7 @@ def hmc_transition(
         η, the same for the whole trajectory.
     n_leapfrog : int
         L.
-    bound, noisy_ratio, log_public, noise_multiplier, tempering
+    bound, noisy_ratio, log_public, noise_multiplier
         As in :func:`~pymc_dp.steps.penalty.penalty_transition`.
 
     Returns
@@ -157,7 +156,6 @@ def hmc_transition(
         noisy_ratio=noisy_ratio,
         log_public=log_public,
         noise_multiplier=noise_multiplier,
-        tempering=tempering,
         kinetic_ratio=kinetic_ratio,
     )
 
@@ -294,7 +292,7 @@ class DPHMC(PrivateStep):
             blocked=blocked,
         )
         self._gradients = UnitGradients(self.model, self._likelihood, compile_kwargs=compile_kwargs)
-        self._noisy_ratio = NoisyRatio(self._likelihood, self._noise, self._z)
+        self._ratio = NoisyRatio(self._likelihood, self._noise, self._z, self._tempering)
         self._start_chain()
 
     def _configure(self, d: int) -> None:
@@ -355,7 +353,7 @@ class DPHMC(PrivateStep):
         )
         self.jitter_seed = int(self.rng.integers(2**31))
         self._jitter: tuple[int, Vector] | None = None
-        self._noisy_ratio.forget()
+        self._ratio.forget()
 
     def _jittered(self, step_size: float) -> float:
         if self._jitter is None or self._jitter[0] != self.jitter_seed:
@@ -378,6 +376,9 @@ class DPHMC(PrivateStep):
             )
             return self._tempering * released + self._log_public.gradient(theta)
 
+        def bound(move: Vector) -> float:
+            return self._clip * float(np.linalg.norm(move))
+
         new, info = hmc_transition(
             self.rng,
             theta,
@@ -385,14 +386,13 @@ class DPHMC(PrivateStep):
             mass=self._mass,
             step_size=self._jittered(step_size),
             n_leapfrog=self._L,
-            bound=lambda move: self._clip * float(np.linalg.norm(move)),
-            noisy_ratio=lambda theta, new, B: self._noisy_ratio(theta, new, B, permit),
+            bound=lambda move: self._ratio.release_bound(bound(move)),
+            noisy_ratio=lambda theta, new: self._ratio(theta, new, bound(new - theta), permit),
             log_public=self._log_public,
             noise_multiplier=self._z,
-            tempering=self._tempering,
         )
         if info.accepted:
-            self._noisy_ratio.move()
+            self._ratio.move()
         if tuning:
             # A function of released numbers: it costs nothing beyond the iteration itself.
             self.adaptation.update(info.accept_rate, tuning)

@@ -24,16 +24,25 @@ import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
 from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
+from scipy.optimize import brentq
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Event, Gaussian
+from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import is_usable_bound, noise_sd
+from pymc_dp.privacy.subsampling import accounted_rate, check_rate
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
-from pymc_dp.steps.ratio import NoisyRatio
-from pymc_dp.steps.settings import Vector, covariance_like, fraction, lower_factor, positive
+from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, Ratio, release_bound
+from pymc_dp.steps.settings import (
+    Vector,
+    covariance_like,
+    fraction,
+    lower_factor,
+    positive,
+    proposal_factor,
+)
 
 # The default scale aims at this noise in the log acceptance ratio: E min(1, e^X) is 0.42 then.
 _SIGMA_OF_DEFAULT_SCALE = 1.6
@@ -54,10 +63,9 @@ def penalty_transition(
     *,
     propose: Callable[[np.random.Generator, Vector], Vector],
     bound: Callable[[Vector], float],
-    noisy_ratio: Callable[[Vector, Vector, float], float],
+    noisy_ratio: Callable[[Vector, Vector], float],
     log_public: Callable[[Vector], float],
     noise_multiplier: float,
-    tempering: float = 1.0,
 ) -> tuple[Vector, PenaltyInfo]:
     """One transition of the DP penalty algorithm.
 
@@ -70,14 +78,15 @@ def penalty_transition(
     propose : callable
         ``(rng, theta) -> theta'``, symmetric.
     bound : callable
-        ``theta' - theta -> B``; even, so that both directions of a move get the same noise.
+        ``theta' - theta -> `` bound on a unit's part of the released ratio, T times B; even, so that
+        both directions of a move get the same noise.
     noisy_ratio : callable
-        ``(theta, theta', B) -> float``: the released sum of clipped log-likelihood ratios. The
-        only part that reads data.
+        ``(theta, theta') -> float``: the released, tempered log-likelihood ratio. The only part that
+        reads data.
     log_public : callable
         ``theta ->`` log prior with Jacobian.
-    noise_multiplier, tempering : float
-        z and T.
+    noise_multiplier : float
+        z.
 
     Returns
     -------
@@ -93,7 +102,6 @@ def penalty_transition(
         noisy_ratio=noisy_ratio,
         log_public=log_public,
         noise_multiplier=noise_multiplier,
-        tempering=tempering,
     )
 
 
@@ -103,10 +111,9 @@ def penalty_test(
     *,
     log_u: float,
     bound: Callable[[Vector], float],
-    noisy_ratio: Callable[[Vector, Vector, float], float],
+    noisy_ratio: Callable[[Vector, Vector], float],
     log_public: Callable[[Vector], float],
     noise_multiplier: float,
-    tempering: float,
     kinetic_ratio: float = 0.0,
 ) -> tuple[Vector, PenaltyInfo]:
     r"""Accept iff :math:`\log u < \hat\lambda + K(p) - K(p') - \sigma^2/2`.
@@ -119,7 +126,7 @@ def penalty_test(
         Current and proposed point.
     log_u : float
         Logarithm of the test's uniform.
-    bound, noisy_ratio, log_public, noise_multiplier, tempering
+    bound, noisy_ratio, log_public, noise_multiplier
         As in :func:`penalty_transition`.
     kinetic_ratio : float
         K(p) − K(p′), for proposals that carry a momentum.
@@ -137,8 +144,8 @@ def penalty_test(
     log_prior_ratio = log_public(proposal) - log_public(theta)
     if not log_prior_ratio > -math.inf:
         return theta, PenaltyInfo(False, 0.0)
-    sigma = tempering * noise_sd(B, noise_multiplier)
-    log_ratio = tempering * noisy_ratio(theta, proposal, B) + log_prior_ratio + kinetic_ratio
+    sigma = noise_sd(B, noise_multiplier)
+    log_ratio = noisy_ratio(theta, proposal) + log_prior_ratio + kinetic_ratio
     log_alpha = log_ratio - sigma * sigma / 2  # a product may overflow to inf, a power raises
     accepted = log_u < log_alpha
     return (proposal if accepted else theta), PenaltyInfo(accepted, math.exp(min(0.0, log_alpha)))
@@ -185,6 +192,10 @@ class DPPenalty(PrivateStep):
         Acceptance rate that tuning steers the scale to, by dual averaging on the noisy test.
     tempering : float, optional
         T in (0, 1], multiplies the log-likelihood (n0/n in the papers). Default 1.
+    batch_rate : float, optional
+        q in (0, 1]: evaluate, in every iteration, a secret sample that each unit enters with this
+        probability. Cheaper in time and in budget, but approximate, and useful with tempering only:
+        see the notes. Default 1: every unit.
     unit : str, int or array, optional
         Unit of privacy: the records' dimension, their axis, or an identifier per record when a
         person owns several. Default: each record.
@@ -218,6 +229,12 @@ class DPPenalty(PrivateStep):
     **Guarantee**: k iterations in all are (ε, δ)-DP with μ² = k/z² in
     :func:`~pymc_dp.privacy.accounting.gaussian_delta` (Räisä, 2021, Theorem 3.2).
 
+    With ``batch_rate`` below 1 the release is that of :class:`~pymc_dp.steps.ratio.MinibatchRatio`
+    (Räisä, 2021, section 3.4), one PoissonGaussian event per iteration. The penalty then also corrects
+    for the sampling, as if its error were normal and its variance known: a bias that is small while
+    that variance, about :math:`(T^2 (1-q)/q) \sum_i r_i^2`, is below one. As it grows with n at
+    T = 1, moves would have to shrink to nothing: temper, T ≲ q.
+
     Acceptance between equally likely points is 2Φ(−σ/2) with σ = 2zTb‖θ′−θ‖: smaller steps are
     accepted more often but go less far. About 0.3 is a good compromise.
 
@@ -247,6 +264,7 @@ class DPPenalty(PrivateStep):
         update: Literal["joint", "one-component", "guided"] = "joint",
         target_accept: float = 0.3,
         tempering: float | None = None,
+        batch_rate: float = 1.0,
         unit: str | int | ArrayLike | None = None,
         public: Sequence[str] = (),
         ledger: PrivacyLedger | None = None,
@@ -267,6 +285,7 @@ class DPPenalty(PrivateStep):
         self._tempering = (
             1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
         )
+        self._rate = check_rate("batch_rate", batch_rate)
         super().__init__(
             vars,
             draws=draws,
@@ -285,14 +304,14 @@ class DPPenalty(PrivateStep):
             rng=rng,
             blocked=blocked,
         )
-        self._noisy_ratio = NoisyRatio(self._likelihood, self._noise, self._z)
+        self._ratio = self._build_ratio()
         self._start_chain()
 
     def _configure(self, d: int) -> None:
         clip, metric, scale = self._given["clip"], self._given["metric"], self._given["scale"]
         self._clip = math.sqrt(d) if clip is None else positive("clip", clip)
         self._metric = _metric_factor(metric, d)
-        self._proposal, self._given_scale = _proposal_factor(scale, d)
+        self._proposal, self._given_scale = proposal_factor(scale, d)
         if self._update != "joint" and np.count_nonzero(self._proposal) > d:
             raise PrivacyConfigurationError(
                 f"`scale` must be one number or d of them for update={self._update!r}."
@@ -305,25 +324,42 @@ class DPPenalty(PrivateStep):
         noise_multiplier: float | None,
         iterations: int,
     ) -> tuple[Event, ...]:
+        rate = accounted_rate(self._rate)
         if epsilon is not None:
-            noise_multiplier = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations)
+            noise_multiplier = calibrate_noise(
+                epsilon=epsilon, delta=delta, draws=iterations, sampling_rate=rate
+            )
         self._z = float(noise_multiplier or 0.0)
         self._first_scale: float = self._given_scale or self._default_scale()
-        return (Gaussian(self._z),)
+        return (Gaussian(self._z) if self._rate == 1 else PoissonGaussian(self._z, rate),)
+
+    def _build_ratio(self) -> Ratio:
+        common = self._likelihood, self._noise, self._z, self._tempering
+        return NoisyRatio(*common) if self._rate == 1 else MinibatchRatio(*common, self._rate)
 
     def _default_scale(self) -> float:
         """From public numbers only: what the noise allows, and what n records are likely to."""
         moved_together = len(self._proposal) if self._update == "joint" else 1
         posterior = 2.4 / math.sqrt(moved_together * self._tempering * self._roles.n_units)
-        noise = self._noise_sd_of_scale(1.0)
-        return min(posterior, _SIGMA_OF_DEFAULT_SCALE / noise) if noise > 0 else posterior
+        if self._noise_sd_of_scale(posterior) <= _SIGMA_OF_DEFAULT_SCALE:
+            return posterior
+        return float(
+            brentq(
+                lambda scale: self._noise_sd_of_scale(scale) - _SIGMA_OF_DEFAULT_SCALE, 0, posterior
+            )
+        )
 
     def _noise_sd_of_scale(self, scale: float) -> float:
-        """σ of a typical proposal: at the root mean square distance."""
-        moved = float(np.linalg.norm(self._metric @ self._proposal))
+        """σ of a typical proposal: at the root mean square distance.
+
+        Sampling units adds to it as much as records with scores of about one would.
+        """
+        moved = scale * float(np.linalg.norm(self._metric @ self._proposal))
         if self._update != "joint":
             moved /= math.sqrt(len(self._proposal))
-        return self._tempering * noise_sd(self._clip * scale * moved, self._z)
+        T, q, n = self._tempering, self._rate, self._roles.n_units
+        C = release_bound(self._clip * moved, T, q)
+        return math.hypot(noise_sd(C, self._z), T * moved * math.sqrt(n * (1 - q) / q))
 
     def _settings(self) -> dict[str, float | str]:
         arrays = {
@@ -337,6 +373,7 @@ class DPPenalty(PrivateStep):
             "scale": self._first_scale,
             "update": self._update,
             "tempering": self._tempering,
+            "batch_rate": self._rate,
             "target_accept": self._target_accept,
             "typical_noise_sd": self._noise_sd_of_scale(self._first_scale),
             **arrays,
@@ -347,7 +384,7 @@ class DPPenalty(PrivateStep):
             self._first_scale, self._target_accept, gamma=0.05, k=0.75, t0=10
         )
         self.directions = np.ones(len(self._proposal))
-        self._noisy_ratio.forget()
+        self._ratio.forget()
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         tuning = not self.tuning_over
@@ -365,18 +402,20 @@ class DPPenalty(PrivateStep):
             proposal[coordinate] += move
             return proposal
 
+        def bound(move: Vector) -> float:
+            return self._clip * float(np.linalg.norm(self._metric @ move))
+
         new, info = penalty_transition(
             self.rng,
             theta,
             propose=propose,
-            bound=lambda move: self._clip * float(np.linalg.norm(self._metric @ move)),
-            noisy_ratio=lambda theta, new, B: self._noisy_ratio(theta, new, B, permit),
+            bound=lambda move: self._ratio.release_bound(bound(move)),
+            noisy_ratio=lambda theta, new: self._ratio(theta, new, bound(new - theta), permit),
             log_public=self._log_public,
             noise_multiplier=self._z,
-            tempering=self._tempering,
         )
         if info.accepted:
-            self._noisy_ratio.move()
+            self._ratio.move()
         elif self._update == "guided":
             self.directions[coordinate] *= -1
         if tuning:
@@ -391,13 +430,3 @@ def _metric_factor(metric: ArrayLike | None, d: int) -> Vector:
         return np.eye(d)
     array = covariance_like("metric", metric, d)
     return np.diag(np.sqrt(array)) if array.ndim == 1 else lower_factor(array).T
-
-
-def _proposal_factor(scale: float | ArrayLike | None, d: int) -> tuple[Vector, float | None]:
-    """Factor of the proposal's covariance, and the multiplier that tuning adapts."""
-    if scale is None:
-        return np.eye(d), None
-    if np.ndim(scale) == 0:
-        return np.eye(d), positive("scale", scale)
-    array = covariance_like("scale", scale, d)
-    return (np.diag(array) if array.ndim == 1 else lower_factor(array)), 1.0

@@ -58,3 +58,13 @@ def covariance_like(name: str, value: ArrayLike, d: int) -> Vector:
 def lower_factor(matrix: Vector) -> Vector:
     """Lower Cholesky factor L, L Lᵀ = matrix."""
     return np.asarray(np.linalg.cholesky(matrix), dtype=np.float64)
+
+
+def proposal_factor(scale: float | ArrayLike | None, d: int) -> tuple[Vector, float | None]:
+    """Factor of the proposal's covariance, and the multiplier that tuning adapts."""
+    if scale is None:
+        return np.eye(d), None
+    if np.ndim(scale) == 0:
+        return np.eye(d), positive("scale", scale)
+    array = covariance_like("scale", scale, d)
+    return (np.diag(array) if array.ndim == 1 else lower_factor(array)), 1.0

@@ -11,8 +11,9 @@ from scipy.special import erfc, erfcx
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy import calibration
 from pymc_dp.privacy.accounting import composed_epsilon, gaussian_epsilon
-from pymc_dp.privacy.calibration import calibrate_noise, max_draws
-from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_draws
+from pymc_dp.privacy.events import BarkerBatch, Gaussian, PoissonGaussian
+from pymc_dp.privacy.rdp import ORDERS, gaussian_curve, rdp_epsilon, without_replacement
 
 SWEEP = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 deltas = st.floats(-12, -1).map(lambda x: 10**x)
@@ -55,6 +56,7 @@ def test_an_infinite_budget_needs_no_noise():
         *({"epsilon": e} for e in (0, -1.0, math.nan, True, "1", None)),
         *({"delta": d} for d in (0, 1, -1e-6, math.nan, math.inf, True, "1", None)),
         *({"draws": n} for n in (0, -1, 1.0, math.nan, True, "1", None)),
+        *({"sampling_rate": q} for q in (0, -0.1, 1.1, math.nan, True, "1", None)),
     ],
     ids=str,
 )
@@ -182,6 +184,8 @@ HMC = {"gradient_multiplier": 40.0, "gradients_per_draw": 11}
             for z in (0, -1.0, math.nan, math.inf, "1", None)
         ),
         ({"accountant": "rdp"}, "accountant"),
+        ({"accountant": "zcdp", "sampling_rate": 0.1}, "accountant"),
+        *(({"sampling_rate": q}, "sampling_rate") for q in (0, -0.1, 1.1, math.nan, True, "1")),
     ],
     ids=str,
 )
@@ -215,3 +219,141 @@ def test_more_budget_buys_more_draws():
     ]
     assert draws == sorted(draws)
     assert draws[-1] > 100 * draws[20]
+
+
+# -- samples of the units -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "draws", "q"),
+    [
+        (1.0, 1e-6, 1000, 0.01),
+        (0.1, 1e-8, 300, 0.2),
+        (4.0, 1e-6, 50_000, 1e-3),
+        (50.0, 1e-6, 2000, 0.1),
+        (1000.0, 1e-6, 1000, 0.01),
+        (0.5, 1e-5, 1, 1e-3),
+    ],
+)
+def test_noise_for_samples_never_overshoots_is_tight_and_inverted_by_max_draws(
+    epsilon, delta, draws, q
+):
+    z = calibrate_noise(epsilon=epsilon, delta=delta, draws=draws, sampling_rate=q)
+    assert composed_epsilon([PoissonGaussian(z, q, draws)], delta) <= epsilon
+    assert composed_epsilon([PoissonGaussian(z * (1 - 1e-5), q, draws)], delta) > epsilon
+    assert z < calibrate_noise(epsilon=epsilon, delta=delta, draws=draws)
+    within = max_draws(epsilon=epsilon, delta=delta, noise_multiplier=z, sampling_rate=q)
+    assert draws <= within <= draws * (1 + 1e-4)
+
+
+def test_calibration_for_samples_takes_few_evaluations(monkeypatch):
+    evaluations = []
+
+    def counted(events, delta):
+        evaluations.append(events)
+        return composed_epsilon(events, delta)
+
+    monkeypatch.setattr(calibration, "composed_epsilon", counted)
+    z = calibrate_noise(epsilon=1.0, delta=1e-6, draws=1000, sampling_rate=0.01)
+    assert len(evaluations) < 20
+    evaluations.clear()
+    max_draws(epsilon=1.0, delta=1e-6, noise_multiplier=z, sampling_rate=0.01)
+    assert len(evaluations) < 30
+
+
+def test_a_rate_of_one_is_all_units():
+    for budget in ({"epsilon": 1.0, "delta": 1e-6}, {"epsilon": 20.0, "delta": 1e-9}):
+        z = calibrate_noise(**budget, draws=100)
+        assert calibrate_noise(**budget, draws=100, sampling_rate=1) == z
+        nearly = calibrate_noise(**budget, draws=100, sampling_rate=1 - 1e-9)
+        assert nearly == pytest.approx(z, rel=1e-4)
+        assert max_draws(**budget, noise_multiplier=z, sampling_rate=1) == 100
+
+
+def test_an_infinite_budget_needs_no_noise_for_samples_either():
+    assert calibrate_noise(epsilon=math.inf, delta=1e-6, draws=10, sampling_rate=0.1) == 0
+
+
+def test_where_delta_covers_the_sampling_hardly_any_noise_is_needed():
+    """δ = 1e-3 is more than the probability 1e-5 that a unit is ever sampled."""
+    z = calibrate_noise(epsilon=1.0, delta=1e-3, draws=10, sampling_rate=1e-6)
+    assert 0 < z < 1e-3
+    assert composed_epsilon([PoissonGaussian(z, 1e-6, 10)], 1e-3) <= 1.0
+
+
+@pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (3.0, 0.1)])
+def test_max_draws_with_samples_and_gradients_fit_and_one_more_does_not(z, q):
+    settings = {"gradient_multiplier": 200.0, "gradients_per_draw": 3, "sampling_rate": q}
+    k = max_draws(epsilon=2.0, delta=1e-6, noise_multiplier=z, **settings)
+    assert k > 10
+
+    def cost(k):
+        return composed_epsilon([PoissonGaussian(z, q, k), Gaussian(200.0, 3 * k)], 1e-6)
+
+    assert cost(k) <= 2.0 < cost(k + 1)
+    del settings["gradient_multiplier"], settings["gradients_per_draw"]
+    assert max_draws(epsilon=2.0, delta=1e-6, noise_multiplier=z, **settings) > k
+
+
+def test_max_draws_of_samples_says_zero_when_one_is_too_many():
+    assert max_draws(epsilon=0.1, delta=1e-6, noise_multiplier=0.1, sampling_rate=0.5) == 0
+
+
+@pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (0.5, 1e-3), (5.0, 0.3)])
+def test_max_draws_by_theorem_3_5_of_the_thesis(z, q):
+    settings = {"epsilon": 4.0, "delta": 1e-6, "noise_multiplier": z, "sampling_rate": q}
+    k = max_draws(**settings, accountant="rdp")
+    rdp = without_replacement(lambda alpha: gaussian_curve(alpha, z), q)
+    assert rdp_epsilon(k * rdp, 1e-6) <= 4.0 < rdp_epsilon((k + 1) * rdp, 1e-6)
+    assert k < max_draws(**settings)
+    fewer = max_draws(**settings, accountant="rdp", gradient_multiplier=50.0, gradients_per_draw=2)
+    with_gradients = rdp + 2 * gaussian_curve(ORDERS, 50.0)
+    assert rdp_epsilon(fewer * with_gradients, 1e-6) <= 4.0
+    assert rdp_epsilon((fewer + 1) * with_gradients, 1e-6) > 4.0
+
+
+# -- batches of a Barker test ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("variance", [1.5, 2.0, 3.0])
+def test_the_batch_fits_and_one_unit_more_does_not(epsilon, variance):
+    draws, units = 1_000_000, 1_000_000
+    b = calibrate_batch_size(
+        epsilon=epsilon, delta=1e-7, draws=draws, units=units, variance=variance
+    )
+    for size, fits in ((b, True), (b + 1, False)):
+        cost = composed_epsilon([BarkerBatch(variance, size, units, draws)], 1e-7)
+        assert (cost <= epsilon) is fits
+
+
+def test_the_batch_grows_with_the_budget_up_to_everybody():
+    sizes = [
+        calibrate_batch_size(epsilon=e, delta=1e-6, draws=10_000, units=100_000)
+        for e in (1.0, 2.0, 3.0, 100.0)
+    ]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == 100_000
+
+
+def test_a_budget_for_no_batch_is_refused_with_its_reason():
+    with pytest.raises(PrivacyConfigurationError, match="No batch of 10 units or more") as refusal:
+        calibrate_batch_size(epsilon=0.01, delta=1e-6, draws=10**6, units=10_000)
+    assert "fewer `draws`" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"epsilon": e} for e in (0, -1.0, math.nan, True, "1", None)),
+        *({"delta": d} for d in (0, 1, math.nan, True, "1", None)),
+        *({"draws": n} for n in (0, 1.0, True, "1", None)),
+        *({"units": n} for n in (0, 9, 1e5, True, "1", None)),
+        *({"variance": c} for c in (1.0, 4.0, math.nan, "2", None)),
+    ],
+    ids=str,
+)
+def test_batch_calibration_refuses_settings_out_of_range(wrong):
+    (name,) = wrong
+    with pytest.raises(PrivacyConfigurationError, match=f"`{name}`"):
+        calibrate_batch_size(**{"epsilon": 1.0, "delta": 1e-6, "draws": 10, "units": 1000, **wrong})

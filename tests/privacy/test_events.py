@@ -10,13 +10,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pymc_dp.exceptions import LedgerError, PrivacyConfigurationError
-from pymc_dp.privacy.events import Gaussian, Laplace, from_json, times, to_json
+from pymc_dp.privacy.events import (
+    BarkerBatch,
+    Gaussian,
+    Laplace,
+    PoissonGaussian,
+    from_json,
+    times,
+    to_json,
+)
 
-events = st.builds(
-    lambda kind, z, k: kind(z, k),
-    st.sampled_from([Gaussian, Laplace]),
-    st.floats(0, 1e300),
-    st.integers(1, 2**53),
+multipliers, counts = st.floats(0, 1e300), st.integers(1, 2**53)
+events = st.one_of(
+    st.builds(Gaussian, multipliers, counts),
+    st.builds(Laplace, multipliers, counts),
+    st.builds(PoissonGaussian, multipliers, st.floats(1e-300, 1), counts),
+    st.builds(
+        lambda c, b, more, k: BarkerBatch(c, b, b + more, k),
+        st.floats(1, 3.28, exclude_min=True),
+        st.integers(2, 2**40),
+        st.integers(0, 2**40),
+        counts,
+    ),
+)
+ONE_OF_EACH = (
+    Gaussian(1.0),
+    Laplace(1.0),
+    PoissonGaussian(1.0, 0.5),
+    BarkerBatch(2.0, 100, 1000),
 )
 
 
@@ -26,7 +47,17 @@ def test_events_survive_text_exactly(release):
     assert from_json(to_json(release)) == release
 
 
-@pytest.mark.parametrize("kind", [Gaussian, Laplace])
+def test_text_of_each_kind_is_what_ledger_files_hold():
+    """A file written by an earlier version must keep its meaning."""
+    assert json.loads(to_json(ONE_OF_EACH)) == [
+        {"kind": "gaussian", "noise_multiplier": 1.0, "count": 1},
+        {"kind": "laplace", "noise_multiplier": 1.0, "count": 1},
+        {"kind": "poisson_gaussian", "noise_multiplier": 1.0, "sampling_rate": 0.5, "count": 1},
+        {"kind": "barker_batch", "variance": 2.0, "batch_size": 100, "units": 1000, "count": 1},
+    ]
+
+
+@pytest.mark.parametrize("kind", [Gaussian, Laplace, lambda z: PoissonGaussian(z, 0.5)])
 @pytest.mark.parametrize(
     "bad", [-1.0, -5e-324, math.nan, math.inf, -math.inf, "1", None, 1j, [1.0]]
 )
@@ -38,8 +69,33 @@ def test_a_multiplier_that_is_no_amount_of_noise_is_refused(kind, bad):
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, 1.0, math.nan, True, "1", None])
 def test_a_count_that_is_none_is_refused(bad):
-    with pytest.raises(PrivacyConfigurationError, match="`count`"):
-        Gaussian(1.0, bad)
+    for event in ONE_OF_EACH:
+        with pytest.raises(PrivacyConfigurationError, match="`count`"):
+            dataclasses.replace(event, count=bad)
+
+
+@pytest.mark.parametrize("bad", [0, -0.1, 1 + 2**-52, 2, math.nan, math.inf, True, "0.5", None])
+def test_a_sampling_rate_that_is_no_probability_is_refused(bad):
+    with pytest.raises(PrivacyConfigurationError, match="`sampling_rate`"):
+        PoissonGaussian(1.0, bad)
+
+
+@pytest.mark.parametrize("bad", [1, 0.5, -2.0, math.pi**2 / 3, 4, math.nan, math.inf, "2", None])
+def test_a_variance_that_leaves_no_noise_or_no_correction_is_refused(bad):
+    with pytest.raises(PrivacyConfigurationError, match="`variance`"):
+        BarkerBatch(bad, 100, 1000)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"),
+    [
+        *(((b, 1000), "batch_size") for b in (1, 0, -5, 10.0, math.nan, True, "10", None)),
+        *(((100, n), "units") for n in (99, 0, -1000, 1000.0, math.inf, "1000", None)),
+    ],
+)
+def test_a_batch_that_cannot_be_drawn_is_refused(sizes, name):
+    with pytest.raises(PrivacyConfigurationError, match=f"`{name}`"):
+        BarkerBatch(2.0, *sizes)
 
 
 def test_a_truth_value_is_no_multiplier():
@@ -59,12 +115,16 @@ def test_kinds_are_told_apart():
 
 def test_times_multiplies_counts_and_nothing_else():
     assert times([Gaussian(2.0, 3), Laplace(1.0)], 5) == (Gaussian(2.0, 15), Laplace(1.0, 5))
+    sampled = PoissonGaussian(2.0, 0.1, 3), BarkerBatch(1.5, 10, 40)
+    assert times(sampled, 5) == (PoissonGaussian(2.0, 0.1, 15), BarkerBatch(1.5, 10, 40, 5))
     for none in (0, -1):
         with pytest.raises(PrivacyConfigurationError):
             times([Gaussian(2.0)], none)
 
 
 GOOD = {"kind": "gaussian", "noise_multiplier": 1.0, "count": 1}
+SAMPLED = {"kind": "poisson_gaussian", "noise_multiplier": 1.0, "sampling_rate": 0.5, "count": 1}
+BATCH = {"kind": "barker_batch", "variance": 2.0, "batch_size": 10, "units": 40, "count": 1}
 
 
 @pytest.mark.parametrize(
@@ -87,13 +147,36 @@ GOOD = {"kind": "gaussian", "noise_multiplier": 1.0, "count": 1}
                 {"noise_multiplier": math.nan},
                 {"noise_multiplier": math.inf},
                 {"noise_multiplier": "1"},
+                {"noise_multiplier": 10**400},
+                {"sampling_rate": 0.5},
+                {"comment": ""},
                 {"count": 0},
                 {"count": -3},
                 {"count": 1.5},
                 {"count": None},
             )
         ),
-        *(json.dumps([{k: v for k, v in GOOD.items() if k != gone}]) for gone in GOOD),
+        *(
+            json.dumps([{**SAMPLED, "sampling_rate": bad}])
+            for bad in (0, -1, 1.5, math.nan, math.inf, "1", None, True)
+        ),
+        *(
+            json.dumps([{**BATCH, **change}])
+            for change in (
+                {"variance": 1.0},
+                {"variance": math.nan},
+                {"batch_size": 1},
+                {"batch_size": 41},
+                {"units": 9},
+                {"units": 40.0},
+                {"noise_multiplier": 1.0},
+            )
+        ),
+        *(
+            json.dumps([{k: v for k, v in event.items() if k != gone}])
+            for event in (GOOD, SAMPLED, BATCH)
+            for gone in event
+        ),
         json.dumps([GOOD, 7]),
     ],
 )

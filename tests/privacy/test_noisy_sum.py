@@ -126,7 +126,7 @@ def test_two_releases_of_one_iteration_get_different_noise():
 
 def test_nothing_is_read_without_a_permit():
     spent = permit(2.0)
-    spent.take(2.0)
+    spent.take(Gaussian(2.0))
     for refused in (spent, permit(1.0), Permit(0, 0, ()), Permit(0, 0, (Laplace(2.0),))):
         terms = Recorder(np.ones(3))
         with pytest.raises(PrivacyBudgetExceeded):
@@ -145,7 +145,7 @@ def test_a_permit_is_used_up_before_anything_is_read():
     with pytest.raises(RuntimeError):
         noisy_sum(terms(), bound=1.0, noise_multiplier=2.0, permit=paid, noise=SecureNoise())
     with pytest.raises(PrivacyBudgetExceeded):
-        paid.take(2.0)
+        paid.take(Gaussian(2.0))
 
 
 def refused(terms, paid, **wrong):

@@ -87,11 +87,11 @@ def run_from_posterior(z, assumed_z, gradient_clip, starts=3000, step_size=0.25)
                 )
                 return released + 2 - np.exp(theta)
 
-            def ratio(theta, new, B, permit=permit):
+            def ratio(theta, new, permit=permit):
                 return float(
                     noisy_sum(
                         iter([terms(new) - terms(theta)]),
-                        bound=B,
+                        bound=b * abs(float(new[0] - theta[0])),
                         noise_multiplier=z,
                         permit=permit,
                         noise=noise,

@@ -121,7 +121,7 @@ def test_state_round_trip_continues_the_same_path(logistic):
     point, path = iterate(first, model.initial_point(), 5)
     state = first.sampling_state
     second = cloudpickle.loads(cloudpickle.dumps(first))
-    assert second._noisy_ratio._current is None  # private terms did not travel
+    assert second._ratio._current is None  # private terms did not travel
     second.sampling_state = state
     _, rest = iterate(second, point, 7)
     np.testing.assert_array_equal(path + rest, expected)

@@ -42,10 +42,10 @@ def run_from_posterior(z, assumed_z, starts=4000, transitions=8, b=40.0):
                 theta,
                 propose=lambda rng, theta: theta + 0.8 * rng.standard_normal(1),
                 bound=lambda move: b * abs(float(move[0])),
-                noisy_ratio=lambda theta, new, B, permit=permit: float(
+                noisy_ratio=lambda theta, new, permit=permit: float(
                     noisy_sum(
                         iter([terms(new) - terms(theta)]),
-                        bound=B,
+                        bound=b * abs(float(new[0] - theta[0])),
                         noise_multiplier=z,
                         permit=permit,
                         noise=noise,

@@ -1,0 +1,310 @@
+"""Finding and releasing an anchor."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pymc_dp.anchor.matrices import Vector, as_matrix, clip, floored, inverse_root, norms
+from pymc_dp.anchor.model import Anchor, Expansion, Residuals
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.privacy.clipping import MAX_DIMENSION
+from pymc_dp.privacy.histogram import PrivateHistogram
+from pymc_dp.privacy.noise import NoiseSource
+from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.privacy.purse import Purse
+
+# Shares of the anchor's purse. What a part leaves over goes to the anchor's gradient and Hessian.
+# At most _MODE for all steps towards the mode: _FIRST_STEP for the first, _LAST_STEP for the last.
+_MODE, _FIRST_STEP, _LAST_STEP = 0.2, 0.012, 0.05
+_CURVATURE = 0.05
+_HISTOGRAM = 0.015
+_REANCHOR = (0.02, 0.12)
+_HESSIAN_OF_REST = 0.2
+
+# A second-order anchor is worth it while the noise of its Hessian is below this at a typical point.
+_LARGEST_HESSIAN_NOISE = 0.55
+_PROBES = 8
+# Of the noise in a log acceptance ratio: with less of it, little acceptance would be gained.
+_LEAST_SIGMA = 0.4
+
+
+def build_anchor(
+    expansion: Expansion,
+    log_public: PublicLogDensity,
+    start: Vector,
+    purse: Purse,
+    noise: NoiseSource,
+    *,
+    chain_multiplier: float,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Anchor:
+    """Find and release an anchor.
+
+    Parameters
+    ----------
+    expansion : Expansion
+        The only part that reads data.
+    log_public : PublicLogDensity
+    start : ndarray, shape (d,)
+        Where the search begins; public.
+    purse : Purse
+        Pays for everything, and is empty afterwards.
+    noise : NoiseSource
+    chain_multiplier : float
+        z of the chain's releases: decides, with the residuals' size, how long its moves can be.
+    on_progress : callable, optional
+        Told what is being done. Gets public text only.
+
+    Returns
+    -------
+    Anchor
+
+    Notes
+    -----
+    **Releases**, all under substitute-one neighbours, each of a function of one unit's record and of
+    earlier releases: histograms (sensitivity √2), sums of clipped gradients (2C), and sums of clipped
+    Hessians as vectors of the same Frobenius norm (2C). **Guarantee**: together one Gaussian release
+    of the purse's multiplier.
+    """
+    d = len(start)
+    if d * (d + 1) // 2 > MAX_DIMENSION:
+        raise PrivacyConfigurationError(
+            f"An anchor needs the Hessian of all parameters, and {d} are too many. Use DPHMC or "
+            "DPPenalty."
+        )
+    return _Builder(expansion, log_public, purse, noise, chain_multiplier, on_progress).build(start)
+
+
+class _Builder:
+    def __init__(
+        self,
+        expansion: Expansion,
+        log_public: PublicLogDensity,
+        purse: Purse,
+        noise: NoiseSource,
+        chain_multiplier: float,
+        on_progress: Callable[[str], None],
+    ):
+        self._expansion, self._log_public = expansion, log_public
+        self._purse, self._noise, self._tell = purse, noise, on_progress
+        self._z_chain = chain_multiplier
+        self._n = expansion.likelihood.n_units
+
+    def build(self, start: Vector) -> Anchor:
+        """See :func:`build_anchor`."""
+        d, tell = len(start), self._tell
+        tell("searching for the mode")
+        theta0, W, error, rounds, saturated = self._find_mode(start)
+        tell("measuring the curvature")
+        M, sd = self._noisy_curvature(theta0, W, _CURVATURE, share_of_histogram=0.2)
+        P = floored(M + self._prior_precision(theta0, W), max(0.25, 0.5 * sd * math.sqrt(d)))
+        W = W @ inverse_root(P)
+        L0 = self._prior_precision(theta0, W)
+        A = np.eye(d) - L0
+
+        tell("choosing clipping bounds")
+        sizes = self._histogram(map(norms, self._expansion.gradients(theta0, W)))
+        b = self._gradient_bound(sizes, d, share=0.5)
+        hessian_sizes = self._histogram(map(norms, self._expansion.hessians(theta0, W)))
+        C_H = 1.05 * hessian_sizes.quantile(0.98)
+        hessian_noise = noise_sd(C_H, self._purse.multiplier(0.13)) * math.sqrt(2 * d)
+        order = 2 if hessian_noise <= _LARGEST_HESSIAN_NOISE else 1
+        first = Anchor(
+            theta0=theta0, W=W, order=order, gradient=np.zeros(d), curvature=A, gradient_clip=b,
+            hessian_clip=C_H, correction_clip=0.0, first_theta0=theta0, tilt=0.0,
+            residual_clip=1.0, mean=np.zeros(d), precision=P, prior_precision=L0, rounds=rounds,
+            saturated=saturated,
+        )  # fmt: skip
+        c = max(self._histogram(self._probe(first)).quantile(0.99), 1e-12)
+
+        tell("measuring the gradient")
+        again = min(max(0.02 * error**2, _REANCHOR[0]), _REANCHOR[1])
+        rest = 1 - self._purse.spent - again - _HISTOGRAM
+        share_H = _HESSIAN_OF_REST * rest if order == 2 else 0.0
+        gradient, tilt = self._noisy_gradient(theta0, W, b, rest - share_H)
+        correction = 0.0
+        prior_slope = W.T @ self._log_public.gradient(theta0)
+        u1 = np.linalg.solve(A + L0, gradient + prior_slope)
+        if np.linalg.norm(u1) > math.sqrt(d):
+            closer = self._closer_look(theta0, W, b, u1, again, tilt)
+            if closer is not None:
+                theta0, more, correction, extra = closer
+                gradient, tilt = gradient + more, math.hypot(tilt, extra)
+                L0 = self._prior_precision(theta0, W)
+                prior_slope = W.T @ self._log_public.gradient(theta0)
+        curvature = np.eye(d) - L0
+        left = 1 - self._purse.spent
+        if order == 2:
+            M, _ = self._noisy_hessian(theta0, W, C_H, left)
+            curvature = floored(M + L0, 0.2) - L0
+        precision = curvature + L0
+        mean = np.linalg.solve(precision, gradient + prior_slope)
+        # More noise than this costs little acceptance, and a wider bound clips less.
+        typical = 1.05 * math.sqrt(d + float(mean @ mean))
+        sigma = noise_sd(c * math.sqrt(2 * d) * typical**order, self._z_chain)
+        c *= max(1.0, _LEAST_SIGMA / sigma) if sigma > 0 else 1.0
+        return Anchor(
+            theta0=theta0, W=W, order=order, gradient=gradient, curvature=curvature,
+            gradient_clip=b, hessian_clip=C_H, correction_clip=correction,
+            first_theta0=first.theta0, tilt=tilt, residual_clip=c, mean=mean,
+            precision=precision, prior_precision=L0, rounds=rounds, saturated=saturated,
+        )  # fmt: skip
+
+    # -- the mode -----------------------------------------------------------------------------
+
+    def _find_mode(self, theta: Vector) -> tuple[Vector, Vector, float, int, bool]:
+        """Private Newton steps within a trust region.
+
+        Returns θ₀, W, the last gradient's error in posterior sds, the number of steps, and whether
+        the last one still had far to go.
+        """
+        d, root_n = len(theta), math.sqrt(self._n)
+        W, share, rounds = np.eye(d), _FIRST_STEP, 0
+        # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
+        trust, predicted, travelled = 0.5 * root_n, np.zeros(d), math.inf
+        spent_before, last = self._purse.spent, False
+        while True:
+            if last:
+                share = min(_LAST_STEP, _MODE - (self._purse.spent - spent_before))
+            s, sd, P = self._newton_equation(theta, W, share)
+            surprise = max(0.0, float(np.linalg.norm(s - predicted)) - 2 * sd * math.sqrt(d))
+            if rounds and surprise < 0.25 * travelled:
+                trust *= 8
+            elif rounds and surprise > 0.75 * travelled:
+                trust /= 4
+            step = np.linalg.solve(P, s)
+            length = math.sqrt(float(step @ P @ step))
+            travelled = min(length, trust)
+            self._tell(f"step {rounds + 1} towards the mode, about {length:.3g} sds away")
+            step *= travelled / length
+            root = inverse_root(P)
+            error = sd * math.sqrt(float(np.trace(np.linalg.inv(P))) / d)
+            predicted, W_next = root @ (s - P @ step), W @ root
+            moved = theta + W @ step
+            if math.isfinite(self._log_public(moved)):
+                theta = moved
+            else:
+                trust, travelled = trust / 4, math.inf
+            W, rounds = W_next, rounds + 1
+            if last:
+                return theta, W, error, rounds, length >= 0.35 * root_n
+            if rounds == 1:
+                # As much as it takes to know the place to two posterior sds, within reason.
+                share *= min(max((error / 2) ** 2, 0.1), 2.0)
+            close = min(2 * min(max(error, 0.7), 3.0) * math.sqrt(d), 0.35 * root_n)
+            spent = self._purse.spent - spent_before
+            last = (rounds >= 3 and length < close) or spent + share > _MODE - _LAST_STEP
+
+    def _newton_equation(
+        self, theta: Vector, W: Vector, share: float
+    ) -> tuple[Vector, float, Vector]:
+        """Noisy gradient of the log posterior in u, its noise's sd, and minus its noisy Hessian."""
+        d, histogram = len(theta), 0.06 * share
+        sizes = self._histogram(
+            map(norms, self._expansion.gradients(theta, W)), histogram, bins_per_octave=1
+        )
+        for_gradient = 0.65 * (share - 2 * histogram)
+        s, sd = self._noisy_gradient(theta, W, 1.05 * sizes.quantile(0.95), for_gradient)
+        for_curvature = share - histogram - for_gradient
+        M, sd_M = self._noisy_curvature(theta, W, for_curvature, histogram / for_curvature)
+        P = M + self._prior_precision(theta, W)
+        P = floored(P, max(sd_M * math.sqrt(d), 0.02 * float(np.trace(P)) / d, 1e-8))
+        return s + W.T @ self._log_public.gradient(theta), sd, P
+
+    # -- releases -----------------------------------------------------------------------------
+
+    def _histogram(
+        self, sizes: Iterator[Vector], share: float = _HISTOGRAM, bins_per_octave: int = 2
+    ) -> PrivateHistogram:
+        z, permit = self._purse.permit(share)
+        return PrivateHistogram(
+            sizes, bins_per_octave=bins_per_octave, noise_multiplier=z, permit=permit,
+            noise=self._noise,
+        )  # fmt: skip
+
+    def _noisy_vector(
+        self, terms: Iterator[Vector], dimension: int, bound: float, share: float
+    ) -> tuple[Vector, float]:
+        z, permit = self._purse.permit(share)
+        released = noisy_sum(
+            terms, dimension=dimension, bound=bound, noise_multiplier=z, permit=permit,
+            noise=self._noise,
+        )  # fmt: skip
+        return released, noise_sd(bound, z)
+
+    def _noisy_gradient(
+        self, theta: Vector, W: Vector, bound: float, share: float
+    ) -> tuple[Vector, float]:
+        return self._noisy_vector(self._expansion.gradients(theta, W), len(theta), bound, share)
+
+    def _noisy_hessian(
+        self, theta: Vector, W: Vector, bound: float, share: float
+    ) -> tuple[Vector, float]:
+        """Minus the Hessian of the log-likelihood, and the noise's sd on its diagonal."""
+        d = len(theta)
+        packed, sd = self._noisy_vector(
+            self._expansion.hessians(theta, W), d * (d + 1) // 2, bound, share
+        )
+        return -as_matrix(packed, d), sd
+
+    def _noisy_curvature(
+        self, theta: Vector, W: Vector, share: float, share_of_histogram: float
+    ) -> tuple[Vector, float]:
+        """As :meth:`_noisy_hessian`, with a bound from a histogram of its own."""
+        sizes = self._histogram(
+            map(norms, self._expansion.hessians(theta, W)), share_of_histogram * share,
+            bins_per_octave=1,
+        )  # fmt: skip
+        return self._noisy_hessian(
+            theta, W, 1.05 * sizes.quantile(0.95), (1 - share_of_histogram) * share
+        )
+
+    def _closer_look(
+        self, theta0: Vector, W: Vector, b: float, u1: Vector, share: float, tilt: float
+    ) -> tuple[Vector, Vector, float, float] | None:
+        """Move the anchor to u₁: what the gradient changes by, if that can be told well enough."""
+        theta1 = theta0 + W @ u1
+        if not math.isfinite(self._log_public(theta1)):
+            return None
+
+        def changes() -> Iterator[Vector]:
+            pairs = zip(
+                self._expansion.gradients(theta1, W),
+                self._expansion.gradients(theta0, W),
+                strict=True,
+            )
+            for now, before in pairs:
+                yield now - clip(before, b)
+
+        sizes = self._histogram(map(norms, changes()))
+        bound = self._gradient_bound(sizes, len(theta0), share)
+        if noise_sd(bound, self._purse.multiplier(share)) > 0.6 * tilt:
+            return None
+        more, sd = self._noisy_vector(changes(), len(theta0), bound, share)
+        return theta1, more, bound, sd
+
+    # -- public arithmetic on releases --------------------------------------------------------
+
+    def _prior_precision(self, theta: Vector, W: Vector) -> Vector:
+        return -W.T @ self._log_public.hessian(theta) @ W
+
+    def _gradient_bound(self, sizes: PrivateHistogram, d: int, share: float) -> float:
+        """The bound that balances the noise it costs against the bias of what it clips."""
+        z = self._purse.multiplier(share)
+        candidates = sizes.quantile(0.5) * 2 ** (np.linspace(-2, 6, 60) / 2)
+        costs = [d * noise_sd(b, z) ** 2 + sizes.excess(b) ** 2 for b in candidates]
+        return float(candidates[int(np.argmin(costs))])
+
+    def _probe(self, anchor: Anchor) -> Iterator[Vector]:
+        """Units' residual ratios between public pairs of points, over the bound's shape."""
+        rng = np.random.default_rng(0)  # public: where to look
+        residuals = Residuals(self._expansion, anchor)
+        d = len(anchor.theta0)
+        sizes = np.empty(self._n)
+        for k in range(_PROBES):
+            u, new = rng.standard_normal((2, d))
+            ratios = residuals(new) - residuals(u)
+            sizes[k::_PROBES] = np.abs(ratios[k::_PROBES]) / anchor.bound(u, new)
+        yield sizes

@@ -1,0 +1,53 @@
+"""Rows of vectors, and symmetric matrices."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+def norms(vectors: Vector) -> Vector:
+    """Euclidean norm of each row."""
+    with np.errstate(all="ignore"):
+        return np.asarray(np.linalg.norm(vectors, axis=1))
+
+
+def shrink(norms: Vector, bound: float) -> Vector:
+    """Factors that clip vectors of these norms; 0 for what is not finite."""
+    with np.errstate(all="ignore"):
+        return np.where(np.isfinite(norms), np.minimum(1.0, bound / np.maximum(norms, 1e-300)), 0.0)
+
+
+def clip(vectors: Vector, bound: float) -> Vector:
+    """Rows clipped to a norm; those that are not finite become 0."""
+    factors = shrink(norms(vectors), bound)[:, None]
+    return np.where(factors > 0, vectors, 0.0) * factors
+
+
+def as_vectors(matrices: Vector) -> Vector:
+    """Symmetric matrices as vectors of the same norm: off-diagonal entries count twice."""
+    d = matrices.shape[-1]
+    i, j = np.tril_indices(d)
+    return np.asarray(matrices[..., i, j] * np.where(i == j, 1.0, math.sqrt(2)))
+
+
+def as_matrix(vector: Vector, d: int) -> Vector:
+    """The inverse of :func:`as_vectors`, of one vector."""
+    i, j = np.tril_indices(d)
+    matrix = np.zeros((d, d))
+    matrix[i, j] = vector / np.where(i == j, 1.0, math.sqrt(2))
+    return matrix + np.tril(matrix, -1).T
+
+
+def floored(matrix: Vector, least: float) -> Vector:
+    """Positive definite, with eigenvalues as they are in size, but `least` at least."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors * np.maximum(np.abs(values), least)) @ vectors.T)
+
+
+def inverse_root(matrix: Vector) -> Vector:
+    """The symmetric R with R matrix R the identity."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors / np.sqrt(values)) @ vectors.T)

@@ -1,0 +1,1 @@
+"""Inference from released statistics, with the confidential records as latent variables."""

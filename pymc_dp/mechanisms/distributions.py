@@ -1,0 +1,132 @@
+"""Discrete Laplace and discrete Gaussian distributions for PyMC models."""
+
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.distributions.dist_math import check_parameters
+from pytensor.tensor.random.op import RandomVariable
+
+
+def draw_discrete_laplace(
+    rng: np.random.Generator, scale: Any, size: tuple[int, ...]
+) -> NDArray[np.int64]:
+    r"""Integers with mass :math:`\propto e^{-|k|/b}`: a difference of two geometric variables."""
+    stop = -np.expm1(-1.0 / np.asarray(scale, float))
+    return rng.geometric(stop, size=size) - rng.geometric(stop, size=size)
+
+
+def draw_discrete_gaussian(
+    rng: np.random.Generator, sigma: Any, size: tuple[int, ...]
+) -> NDArray[np.int64]:
+    r"""Integers with mass :math:`\propto e^{-k^2/2\sigma^2}`.
+
+    Rejection from the discrete Laplace distribution, after Canonne, Kamath and Steinke (2020),
+    Algorithm 3, in floating point: for simulating data, not for releasing them.
+    """
+    sigma = np.broadcast_to(np.asarray(sigma, float), size)
+    t = np.floor(sigma) + 1
+    draws = np.zeros(size, dtype=np.int64)
+    waiting = np.ones(size, dtype=bool)
+    while waiting.any():
+        s, b = sigma[waiting], t[waiting]
+        y = draw_discrete_laplace(rng, b, s.shape)
+        accepted = rng.random(s.shape) < np.exp(-((np.abs(y) - s**2 / b) ** 2) / (2 * s**2))
+        index = np.nonzero(waiting)
+        draws[tuple(i[accepted] for i in index)] = y[accepted]
+        waiting[tuple(i[accepted] for i in index)] = False
+    return draws
+
+
+class _DiscreteNoiseRV(RandomVariable):
+    signature = "(),()->()"
+    dtype = "int64"
+
+    @classmethod
+    def _add(cls, draw: Any, rng: Any, mu: Any, scale: Any, size: Any) -> Any:
+        size = np.broadcast_shapes(np.shape(mu), np.shape(scale)) if size is None else tuple(size)
+        return np.asarray(np.rint(mu).astype(np.int64) + draw(rng, scale, size))
+
+
+class DiscreteLaplaceRV(_DiscreteNoiseRV):
+    """An integer plus discrete Laplace noise."""
+
+    name = "discrete_laplace"
+    _print_name = ("DiscreteLaplace", "\\operatorname{DiscreteLaplace}")
+
+    @classmethod
+    def rng_fn(cls, rng: Any, mu: Any, scale: Any, size: Any) -> Any:
+        """See :class:`DiscreteLaplace`."""
+        return cls._add(draw_discrete_laplace, rng, mu, scale, size)
+
+
+class DiscreteGaussianRV(_DiscreteNoiseRV):
+    """An integer plus discrete Gaussian noise."""
+
+    name = "discrete_gaussian"
+    _print_name = ("DiscreteGaussian", "\\operatorname{DiscreteGaussian}")
+
+    @classmethod
+    def rng_fn(cls, rng: Any, mu: Any, scale: Any, size: Any) -> Any:
+        """See :class:`DiscreteGaussian`."""
+        return cls._add(draw_discrete_gaussian, rng, mu, scale, size)
+
+
+class _DiscreteNoise(pm.Discrete):
+    @classmethod
+    def dist(cls, mu: Any, scale: Any, **kwargs: Any) -> Any:
+        return super().dist([pt.as_tensor(mu), pt.as_tensor(scale).astype("float64")], **kwargs)
+
+    @staticmethod
+    def support_point(rv: Any, size: Any, mu: Any, scale: Any) -> Any:
+        mu = pt.round(mu)
+        return mu if size is None or getattr(size.type, "data", 0) is None else pt.full(size, mu)
+
+
+class DiscreteLaplace(_DiscreteNoise):
+    r"""Mass :math:`\tanh(1/2b)\, e^{-|k - \mu|/b}` at the integers k.
+
+    Parameters
+    ----------
+    mu : tensor_like of int
+    scale : tensor_like of float
+        b > 0.
+    """
+
+    rv_op = DiscreteLaplaceRV()
+
+    @staticmethod
+    def logp(value: Any, mu: Any, scale: Any) -> Any:
+        """Log-mass at `value`."""
+        log_mass = pt.log(pt.tanh(0.5 / scale)) - pt.abs(value - mu) / scale
+        return check_parameters(log_mass, scale > 0, msg="scale > 0")
+
+
+class DiscreteGaussian(_DiscreteNoise):
+    r"""Mass proportional to :math:`e^{-(k - \mu)^2/2\sigma^2}` at the integers k.
+
+    Parameters
+    ----------
+    mu : tensor_like of int
+    scale : tensor_like of float
+        σ > 0; the standard deviation is slightly smaller.
+    """
+
+    rv_op = DiscreteGaussianRV()
+
+    @staticmethod
+    def logp(value: Any, mu: Any, scale: Any) -> Any:
+        """Log-mass at `value`."""
+        log_mass = -(((value - mu) / scale) ** 2) / 2 - _log_theta(scale)
+        return check_parameters(log_mass, scale > 0, msg="scale > 0")
+
+
+def _log_theta(scale: Any) -> Any:
+    r""":math:`\log \sum_k e^{-k^2/2\sigma^2}`, by the one of its two series that converges fast."""
+    direct = 1.0 + 2.0 * sum(pt.exp(-(k**2) / (2 * scale**2)) for k in range(1, 9))
+    dual = 1.0 + 2.0 * sum(pt.exp(-2 * (np.pi * k * scale) ** 2) for k in range(1, 3))
+    return pt.switch(
+        scale < 1, pt.log(direct), pt.log(scale) + 0.5 * np.log(2 * np.pi) + pt.log(dual)
+    )

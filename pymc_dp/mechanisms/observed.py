@@ -1,0 +1,312 @@
+"""The four mechanisms: observed in a model, or released by a curator."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import ArrayLike, NDArray
+
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.mechanisms.curator import release_sum
+from pymc_dp.mechanisms.distributions import DiscreteGaussian, DiscreteLaplace
+from pymc_dp.mechanisms.law import Family, NoiseLaw, noise_law
+from pymc_dp.mechanisms.record_sum import record_sum
+from pymc_dp.mechanisms.released import ReleasedStatistic
+from pymc_dp.privacy.ledger import PrivacyLedger
+
+
+class _Mechanism:
+    family: ClassVar[Family]
+    discrete: ClassVar[bool] = False
+    _distribution: ClassVar[Any]
+
+    def __new__(
+        cls,
+        name: str,
+        statistic: Any,
+        *,
+        observed: Any,
+        scale: ArrayLike | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        sensitivity: float | None = None,
+        dims: Any = None,
+    ) -> Any:
+        if isinstance(observed, ReleasedStatistic):
+            law = cls._law_of_release(name, observed, (scale, epsilon, delta, sensitivity))
+            observed = observed.value
+        else:
+            law = noise_law(
+                name,
+                cls.family,
+                cls.discrete,
+                scale=scale,
+                epsilon=epsilon,
+                delta=delta,
+                sensitivity=sensitivity,
+            )
+        statistic = pt.as_tensor(statistic)
+        if statistic.ndim < 1:
+            raise PrivacyConfigurationError(
+                f"{name!r}: `statistic` must have one row per record, shape (n, ...), and is summed "
+                "over its first axis here. Found a scalar: do not sum it yourself."
+            )
+        if statistic.dtype == "bool":
+            statistic = statistic.astype("int64")
+        if cls.discrete and statistic.dtype not in pytensor.tensor.type.integer_dtypes:
+            raise PrivacyConfigurationError(
+                f"{name!r}: {law.name} noise needs a statistic of integers. Found dtype "
+                f"{statistic.dtype}. Cast it with `.astype('int64')` if it is one."
+            )
+        shape = _shape_of_sum(statistic)
+        observed = _check_observed(name, observed, shape, cls.discrete)
+        if law.scale.shape not in ((), shape):
+            raise PrivacyConfigurationError(
+                f"{name!r}: `scale` has shape {law.scale.shape}, but the sum of the statistic over "
+                f"records has shape {shape}. Give one number, or one per entry."
+            )
+        total = record_sum(statistic, law=law)
+        return cls._distribution(name, total, law.scale, observed=observed, dims=dims)
+
+    @classmethod
+    def _law_of_release(
+        cls, name: str, released: ReleasedStatistic, given: tuple[Any, ...]
+    ) -> NoiseLaw:
+        law = released.law
+        if (law.family, law.discrete) != (cls.family, cls.discrete):
+            raise PrivacyConfigurationError(
+                f"{name!r}: the statistic was released with {law.name} noise, not by a "
+                f"{cls.__name__}."
+            )
+        if any(argument is not None for argument in given):
+            raise PrivacyConfigurationError(
+                f"{name!r}: the released statistic knows its noise; leave out `scale`, `epsilon`, "
+                "`delta` and `sensitivity`."
+            )
+        return law
+
+    @classmethod
+    def release(
+        cls,
+        values: ArrayLike,
+        *,
+        bounds: tuple[ArrayLike, ArrayLike],
+        epsilon: float | None = None,
+        delta: float | None = None,
+        scale: float | None = None,
+        sensitivity: float | None = None,
+        granularity: float | None = None,
+        ledger: PrivacyLedger | None = None,
+        description: str | None = None,
+    ) -> ReleasedStatistic:
+        r"""The curator's side: sum a per-record statistic and add exact noise.
+
+        Every entry is clamped to `bounds` and rounded to a public grid, the rows are added as
+        integers, and discrete noise is added on the grid by OpenDP, from the operating system's
+        random numbers. So the guarantee holds on the machine and not only on paper.
+
+        **Neighbouring relation**: substitute-one, at a public number of records. **Guarantee**:
+        ε-DP for Laplace noise, (ε, δ)-DP for Gaussian noise. **Sensitivity**: `sensitivity` plus
+        what rounding the entries of two records can add.
+
+        Parameters
+        ----------
+        values : array, shape (n, ...)
+            The statistic of every record. Not looked at before the ledger has been charged. NaN
+            counts as the lower bound.
+        bounds : tuple
+            Lower and upper end of every entry; numbers, or arrays of the shape of a row. They must
+            be public: derive them from what a record could be, not from the data.
+        epsilon, delta : float, optional
+            Budget of this release; δ for Gaussian noise only.
+        scale : float, optional
+            Scale of the noise in place of `epsilon`. Gaussian noise needs `delta` all the same, to
+            say which ε it amounts to.
+        sensitivity : float, optional
+            L1 (Laplace) or L2 (Gaussian) sensitivity of the sum, if it is smaller than that of
+            independent entries in `bounds`. It is your claim; nothing checks it.
+        granularity : float, optional
+            Step of the grid, a power of two. By default about scale/2^30, and 1 for discrete noise.
+        ledger : PrivacyLedger, optional
+            The data set's account.
+        description : str, optional
+            For the ledger.
+
+        Returns
+        -------
+        ReleasedStatistic
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If a setting is missing or out of range. Nothing has been charged then.
+        PrivacyBudgetExceeded
+            If the ledger cannot pay for it; no data have been looked at.
+        """
+        return release_sum(
+            cls.__name__,
+            cls.family,
+            cls.discrete,
+            values,
+            bounds=bounds,
+            epsilon=epsilon,
+            delta=delta,
+            scale=scale,
+            sensitivity=sensitivity,
+            granularity=granularity,
+            ledger=ledger,
+            description=description,
+        )
+
+
+class LaplaceMechanism(_Mechanism):
+    r"""A sum over records, observed through Laplace noise: :math:`s = \sum_i t_i(x_i) + L(b)`.
+
+    Called inside a model it adds an ordinary observed variable, of which
+    :class:`~pymc_dp.PrivacyAwareGibbs` finds the structure. :meth:`release` is the curator's end.
+
+    Parameters
+    ----------
+    name : str
+        Of the variable.
+    statistic : TensorVariable, shape (n, ...)
+        Per-record statistic :math:`t_i(x_i)`; summed over its first axis here.
+    observed : array or ReleasedStatistic, shape (...)
+        What was released. A :class:`ReleasedStatistic` brings its noise along.
+    scale : float or array, optional
+        b > 0, one for all entries or one per entry.
+    epsilon, sensitivity : float, optional
+        In place of `scale`: b is the L1 `sensitivity` of the sum divided by ε. With both `scale`
+        and `sensitivity`, ε follows.
+    dims : str or tuple, optional
+        Named dimensions of the variable.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If numbers are missing or out of range, or shapes do not match.
+
+    References
+    ----------
+    Dwork, McSherry, Nissim and Smith, *Calibrating noise to sensitivity in private data analysis*,
+    2006.
+    """
+
+    family = "laplace"
+    _distribution = pm.Laplace
+
+
+class GaussianMechanism(_Mechanism):
+    r"""A sum over records, observed through Gaussian noise: :math:`s = \sum_i t_i(x_i) + N(0, \sigma^2)`.
+
+    Parameters
+    ----------
+    name, statistic, observed, dims
+        See :class:`LaplaceMechanism`.
+    scale : float or array, optional
+        σ > 0.
+    epsilon, delta, sensitivity : float, optional
+        In place of `scale`: σ is the smallest that makes the release (ε, δ)-DP at this L2
+        `sensitivity`. With `scale`, `sensitivity` and `delta`, ε follows.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If numbers are missing or out of range, or shapes do not match.
+
+    References
+    ----------
+    Balle and Wang, *Improving the Gaussian mechanism for differential privacy*, 2018.
+    """
+
+    family = "gaussian"
+    _distribution = pm.Normal
+
+
+class DiscreteLaplaceMechanism(_Mechanism):
+    r"""A sum of integers, observed through discrete Laplace noise.
+
+    Also known as the geometric mechanism: mass proportional to :math:`e^{-|k|/b}` at the integers.
+
+    Parameters
+    ----------
+    name, scale, epsilon, sensitivity, dims
+        See :class:`LaplaceMechanism`.
+    statistic : TensorVariable of int or bool, shape (n, ...)
+        Per-record statistic.
+    observed : array of int or ReleasedStatistic, shape (...)
+        What was released.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If numbers are missing or out of range, shapes do not match, or something is no integer.
+
+    References
+    ----------
+    Ghosh, Roughgarden and Sundararajan, *Universally utility-maximizing privacy mechanisms*, 2009.
+    """
+
+    family = "laplace"
+    discrete = True
+    _distribution = DiscreteLaplace
+
+
+class DiscreteGaussianMechanism(_Mechanism):
+    r"""A sum of integers, observed through discrete Gaussian noise.
+
+    Mass proportional to :math:`e^{-k^2/2\sigma^2}` at the integers, as in the releases of the 2020
+    census of the United States.
+
+    Parameters
+    ----------
+    name, scale, epsilon, delta, sensitivity, dims
+        See :class:`GaussianMechanism`.
+    statistic : TensorVariable of int or bool, shape (n, ...)
+        Per-record statistic.
+    observed : array of int or ReleasedStatistic, shape (...)
+        What was released.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If numbers are missing or out of range, shapes do not match, or something is no integer.
+
+    References
+    ----------
+    Canonne, Kamath and Steinke, *The discrete Gaussian for differential privacy*, 2020.
+    """
+
+    family = "gaussian"
+    discrete = True
+    _distribution = DiscreteGaussian
+
+
+def _shape_of_sum(statistic: Any) -> tuple[int, ...]:
+    shape = statistic.type.shape[1:]
+    if None in shape:
+        shape = statistic.shape[1:].eval(mode="FAST_COMPILE")
+    return tuple(int(size) for size in shape)
+
+
+def _check_observed(name: str, observed: Any, shape: tuple[int, ...], discrete: bool) -> Any:
+    """`observed` itself, if it is finite and has the statistic's shape."""
+    shared = hasattr(observed, "get_value")
+    if isinstance(observed, pytensor.graph.basic.Variable) and not shared:
+        raise PrivacyConfigurationError(f"{name!r}: `observed` must be numbers, or a `pm.Data`.")
+    array: NDArray[Any] = np.asarray(observed.get_value() if shared else observed)
+    if array.shape != shape:
+        raise PrivacyConfigurationError(
+            f"{name!r}: `observed` has shape {array.shape}, but the sum of the statistic over "
+            f"records has shape {shape}."
+        )
+    if array.dtype.kind not in "iufb" or not np.isfinite(array).all():
+        raise PrivacyConfigurationError(f"{name!r}: `observed` must be finite numbers.")
+    if discrete and not np.array_equal(array, np.rint(array)):
+        raise PrivacyConfigurationError(
+            f"{name!r}: discrete noise leaves integers, but `observed` has others. Use the continuous "
+            "mechanism, or check what was released."
+        )
+    return observed if shared else array.astype(np.int64 if discrete else np.float64)

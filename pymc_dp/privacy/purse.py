@@ -1,0 +1,62 @@
+"""One Gaussian release, paid for in advance and spent in parts that are decided on the way."""
+
+import math
+
+from pymc_dp.exceptions import PrivacyBudgetExceeded
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.ledger import Permit
+
+# Parts of a purse have iteration numbers beyond those of any chain: their noise must differ.
+_FIRST = 2**40
+_ROUNDING = 1e-9
+
+
+class Purse:
+    r"""Divides a paid-for Gaussian release among several, each chosen after seeing the earlier ones.
+
+    With multipliers :math:`z_j` of the parts, :math:`\sum_j 1/z_j^2 \le 1/z^2` is kept at every
+    moment, so that all parts together are :math:`1/z`-GDP although their number and their noise
+    depend on what was released before: a filter (Smith and Thakurta, 2022, Theorem 1).
+
+    Parameters
+    ----------
+    permit : Permit
+        Covers one ``Gaussian(noise_multiplier)``, which is used up here.
+    noise_multiplier : float
+        z.
+
+    Raises
+    ------
+    PrivacyBudgetExceeded
+        If the permit does not cover it.
+    """
+
+    def __init__(self, permit: Permit, noise_multiplier: float):
+        self._slot, _, _ = permit.take(Gaussian(noise_multiplier))
+        self._z = noise_multiplier
+        self._parts = 0
+        self.spent = 0.0
+        """Share of the purse that is gone, of :math:`1/z^2`."""
+
+    def multiplier(self, share: float, count: int = 1) -> float:
+        """Noise multiplier of `count` releases that cost `share` of the purse together."""
+        return self._z * math.sqrt(count / share) if self._z > 0 else 0.0
+
+    def permit(self, share: float, count: int = 1) -> tuple[float, Permit]:
+        """Pay for `count` releases with `share` of the purse: their multiplier and permit.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If that much is not left.
+        """
+        if not 0 < share <= 1 - self.spent + _ROUNDING:
+            raise PrivacyBudgetExceeded(
+                f"A share of {share:.3g} was asked for, but {1 - self.spent:.3g} of the anchor's "
+                "budget is left."
+            )
+        self.spent += share
+        self._parts += 1
+        # The tolerance above must not let the parts add up to more than the whole.
+        z = self.multiplier(share, count) * (1 + 2 * _ROUNDING)
+        return z, Permit(self._slot, _FIRST + self._parts, (Gaussian(z, count),))

@@ -1,0 +1,320 @@
+r"""DP anchored: moves along a released model of the posterior, corrected by the residuals' ratio.
+
+With the :mod:`anchor <pymc_dp.anchor>` and its residuals h_i in hand, the log acceptance ratio of a
+move from u to u′ is the anchor's, known exactly, plus a noisy sum of residuals,
+
+.. math::
+    r_i &= \operatorname{clip}_B(h_i(u') - h_i(u)), \qquad
+        B = c\,|u' - u|\,\max(|u|, |u'|)^{o} \\
+    \hat\lambda &= \textstyle\sum_i r_i + \mathcal N(0, (z \cdot 2B)^2)
+        + \hat a(u') - \hat a(u) + \log p(u') - \log p(u) + \log\frac{q(u' \to u)}{q(u \to u')}
+        \\
+    \text{accept} &\iff \log v < \hat\lambda - \sigma^2/2, \qquad \sigma = z \cdot 2B
+
+B is the same in both directions, so the penalty test (Ceperley and Dewing, 1999) leaves invariant,
+as long as no residual is clipped, the posterior times :math:`e^{\xi^\top u + u^\top \Xi u/2}`: ξ
+and Ξ are the anchor's own noise, of known law. Moves are autoregressive ones that leave the anchor's
+normal approximation invariant, and random walks, at random.
+"""
+
+import logging
+import math
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from numpy.typing import ArrayLike
+from pymc.step_methods.state import dataclass_state
+
+from pymc_dp.anchor.build import build_anchor
+from pymc_dp.anchor.model import Anchor, Expansion, Residuals
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.likelihood.records import initial_theta
+from pymc_dp.privacy.accounting import gaussian_epsilon
+from pymc_dp.privacy.calibration import calibrate_noise
+from pymc_dp.privacy.events import Event, Gaussian
+from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.noise import NoiseSource
+from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.privacy.purse import Purse
+from pymc_dp.steps.base import PrivateStep, PrivateStepState, register_guarantee
+from pymc_dp.steps.penalty import penalty_test
+from pymc_dp.steps.settings import Vector, fraction
+
+_log = logging.getLogger("pymc.dp")
+
+# Autoregressive, random walk, short random walk.
+_KERNELS = (0.5, 0.3, 0.2)
+_SHORT = 0.4
+_SHORT_AUTOREGRESSIVE = 0.15
+# The anchor is no guide beyond this many typical distances, and the target may not even be proper.
+_RADIUS = 10.0
+
+
+@dataclass_state
+class DPAnchoredState(PrivateStepState):
+    """State of a :class:`DPAnchored` chain: where it is in the anchor's coordinates."""
+
+    u: np.ndarray
+
+
+class DPAnchored(PrivateStep):
+    r"""Differentially private sampling around a private second-order model of the posterior.
+
+    No setting but the budget is needed. For smooth posteriors with one mode and up to some thirty
+    global parameters; see the notes for what it cannot do.
+
+    Parameters
+    ----------
+    vars : list, optional
+        All free variables, if given: a private step shares its chain with no other.
+    draws, tune, chains : int
+        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
+        costs budget, tuning included; nothing is tuned, but its draws are dropped.
+    epsilon, delta : float, optional
+        The budget of the whole run, the anchor included. `delta` defaults to the ledger's, or to
+        0.1 / units without one.
+    anchor_share : float
+        Part of the budget (of μ²) that the anchor gets, the chains getting the rest.
+    noise_aware : bool
+        Spread the draws by what the anchor's own noise adds to the uncertainty, so that intervals
+        cover as they should. Otherwise they are draws from a posterior around a slightly wrong
+        place.
+    unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
+        As in :class:`~pymc_dp.DPPenalty`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be sampled privately as it stands, or has no second derivatives.
+    PrivacyConfigurationError
+        If a setting is out of its range.
+
+    Notes
+    -----
+    **Releases**: before the first chain, those of :func:`~pymc_dp.anchor.build.build_anchor`, one Gaussian
+    event together; per iteration one :func:`~pymc_dp.privacy.noisy_sum.noisy_sum` of clipped
+    residual ratios (sensitivity 2B under substitute-one neighbours). **Guarantee**: with k iterations
+    in all, :math:`\mu^2 = 1/z_A^2 + k/z^2` in
+    :func:`~pymc_dp.privacy.accounting.gaussian_delta`.
+
+    All chains share the anchor, so R-hat cannot see its noise: `tilt`, in the metadata, says how far
+    it may have moved the draws, in posterior standard deviations.
+    """
+
+    name = "dp_anchored"
+    _state_class = DPAnchoredState
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None = None,
+        *,
+        draws: int,
+        tune: int = 0,
+        chains: int = 1,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        anchor_share: float = 0.7,
+        noise_aware: bool = True,
+        unit: str | int | ArrayLike | None = None,
+        public: Sequence[str] = (),
+        ledger: PrivacyLedger | None = None,
+        noise: NoiseSource | None = None,
+        chunk_size: int | None = None,
+        model: pm.Model | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        rng: Any = None,
+        blocked: bool = True,
+    ):
+        self._anchor_share = fraction("anchor_share", anchor_share)
+        self._noise_aware = bool(noise_aware)
+        self.anchor: Anchor | None = None
+        super().__init__(
+            vars,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=None,
+            unit=unit,
+            public=public,
+            ledger=ledger,
+            noise=noise,
+            chunk_size=chunk_size,
+            model=model,
+            compile_kwargs=compile_kwargs,
+            rng=rng,
+            blocked=blocked,
+        )
+        self._expansion = Expansion(self.model, self._likelihood, compile_kwargs)
+        if self.guarantee.valid:
+            k = np.arange(1, self.iterations + 1)
+            mu = np.hypot(1 / self._z_anchor, np.sqrt(k) / self._z)
+            self._spent = np.asarray(gaussian_epsilon(mu, self._delta))
+        self.u = np.zeros(len(initial_theta(self.model)))
+
+    def _check_budget(self, epsilon: float | None, noise_multiplier: float | None) -> None:
+        if epsilon is None:
+            raise PrivacyConfigurationError(
+                "DPAnchored needs a budget: `epsilon`, and `delta` if not 0.1 / units."
+            )
+        super()._check_budget(epsilon, noise_multiplier)
+
+    def _configure(self, d: int) -> None:
+        """Nothing to configure: the budget is the only knob."""
+
+    def _calibrate(
+        self,
+        epsilon: float | None,
+        delta: float,
+        noise_multiplier: float | None,
+        iterations: int,
+    ) -> tuple[Event, ...]:
+        # One release that costs the whole budget; a hair more, for the rounding of its division.
+        z = calibrate_noise(epsilon=epsilon or math.inf, delta=delta, draws=1) * (1 + 2.0**-40)
+        self._z_anchor = z / math.sqrt(self._anchor_share)
+        self._z = z * math.sqrt(iterations / (1 - self._anchor_share))
+        self.once = (Gaussian(self._z_anchor),)
+        return (Gaussian(self._z),)
+
+    def _settings(self) -> dict[str, float | str]:
+        return {"anchor_share": self._anchor_share, "noise_aware": str(self._noise_aware)}
+
+    # -- the anchor ---------------------------------------------------------------------------
+
+    def build_anchor(self) -> Anchor:
+        """Release the anchor, once; all chains of the run share it.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If the run does not fit the ledger.
+        """
+        if self.anchor is None:
+            self.reserve()
+            first = self.guarantee.first_plan
+            permit = self.ledger.charge(first, self.ledger.claim(first), 0)
+            self.anchor = build_anchor(
+                self._expansion,
+                self._log_public,
+                initial_theta(self.model),
+                Purse(permit, self._z_anchor),
+                self._noise,
+                chain_multiplier=self._z,
+                on_progress=lambda what: _log.info("Anchor: %s", what),
+            )
+            self._residuals = Residuals(self._expansion, self.anchor)
+            self._prepare_moves(self.anchor)
+            report = self._report(self.anchor)
+            self.guarantee = replace(self.guarantee, settings={**self.guarantee.settings, **report})
+            register_guarantee(self.guarantee)
+        return self.anchor
+
+    def _prepare_moves(self, anchor: Anchor) -> None:
+        d = len(anchor.mean)
+        self._root = np.linalg.cholesky(np.linalg.inv(anchor.precision))
+        far = 1.05 * math.sqrt(d + float(anchor.mean @ anchor.mean))
+        self._sigma = noise_sd(anchor.residual_clip * math.sqrt(2 * d) * far**anchor.order, self._z)
+        kappa = min(1.0, (2 / self._sigma) ** 2) if self._sigma > 0 else 1.0
+        self._r = math.sqrt(1 - (1 - kappa) ** 2)
+        self._radius = _RADIUS * far
+        values, vectors = np.linalg.eigh(anchor.noise_covariance)
+        self._spread = vectors * np.sqrt(np.maximum(values, 0.0))
+
+    def _report(self, anchor: Anchor) -> dict[str, float | str]:
+        tilt = anchor.tilt * math.sqrt(
+            float(np.trace(np.linalg.inv(anchor.precision))) / len(anchor.mean)
+        )
+        if tilt > 1:
+            _log.warning(
+                "The anchor's noise moves the draws by %.1f posterior standard deviations: intervals "
+                "are mostly privacy noise. A larger `epsilon`, or more records, would help.",
+                tilt,
+            )
+        if anchor.saturated:
+            _log.warning(
+                "The private search for the mode may not have arrived. Use DPPenalty or DPHMC, a "
+                "larger `epsilon`, or priors that say more; what was spent is spent."
+            )
+        return {
+            "tilt": tilt,
+            "order": anchor.order,
+            "rounds": anchor.rounds,
+            "mode_search_saturated": str(anchor.saturated),
+            "typical_noise_sd": self._sigma,
+        }
+
+    # -- the chain ----------------------------------------------------------------------------
+
+    def _start_chain(self) -> None:
+        if self.anchor is None:
+            if multiprocessing.parent_process() is not None:
+                raise PrivacyConfigurationError(
+                    "The chains of a run share one anchor, which must exist before they start in "
+                    "processes of their own. Call `step.build_anchor()` before `pm.sample`, or use "
+                    "`pymc_dp.sample`, or `cores=1`. Nothing has been released."
+                )
+            self.build_anchor()
+        anchor = self.build_anchor()
+        self.u = anchor.mean + 0.8 * self._root @ self.rng.standard_normal(len(anchor.mean))
+        self._current: tuple[Vector, Vector] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_current": None}
+
+    def _propose(self, u: Vector, anchor: Anchor) -> tuple[Vector, float]:
+        """A move, and the log ratio of the densities of making it backwards and forwards."""
+        rng, m = self.rng, anchor.mean
+        kernel = rng.choice(3, p=_KERNELS)
+        e = self._root @ rng.standard_normal(len(u))
+        if kernel > 0:
+            return u + 2.4 / math.sqrt(len(u)) * (_SHORT if kernel == 2 else 1.0) * e, 0.0
+        r = self._r * (_SHORT if rng.random() < _SHORT_AUTOREGRESSIVE else 1.0)
+        new = m + math.sqrt(1 - r * r) * (u - m) + r * e
+
+        def log_normal(x: Vector) -> float:
+            return -float((x - m) @ anchor.precision @ (x - m)) / 2
+
+        return new, log_normal(u) - log_normal(new)
+
+    def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
+        anchor = self.build_anchor()
+        proposal, log_proposals = self._propose(self.u, anchor)
+        proposed: list[Vector] = []
+
+        def ratios() -> Any:
+            if self._current is None or not np.array_equal(self._current[0], self.u):
+                self._current = self.u.copy(), self._residuals(self.u)
+            proposed.append(self._residuals(proposal))
+            with np.errstate(all="ignore"):
+                yield proposed[0] - self._current[1]
+
+        def log_known(u: Vector) -> float:
+            if np.linalg.norm(u) > self._radius:
+                return -math.inf
+            return anchor.log_ratio(u) + self._log_public(anchor.to_theta(u))
+
+        B = anchor.bound(self.u, proposal)
+        new, info = penalty_test(
+            self.u,
+            proposal,
+            log_u=math.log1p(-self.rng.random()),
+            bound=lambda _: B,
+            noisy_ratio=lambda u, new: float(
+                noisy_sum(
+                    ratios(), bound=B, noise_multiplier=self._z, permit=permit, noise=self._noise
+                )
+            ),
+            log_public=log_known,
+            noise_multiplier=self._z,
+            kinetic_ratio=log_proposals,
+        )
+        if info.accepted:
+            self._current = new.copy(), proposed[0]
+        self.u = new
+        spread = self._spread @ self.rng.standard_normal(len(new)) if self._noise_aware else 0.0
+        return anchor.to_theta(new + spread), {**info._asdict(), "scale": self._r}

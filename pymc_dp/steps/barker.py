@@ -1,0 +1,245 @@
+r"""DP Barker: random-walk moves on secret batches, accepted by Barker's test.
+
+Heikkilä, Jälkö, Dikmen and Honkela (2019); Räisä (2021), section 3.3, Algorithm 3. Barker's test
+accepts iff :math:`\lambda + V > 0` with V logistic. With a batch of b of n units drawn without
+replacement, T the tempering multiplier and :math:`n_0 = T n`,
+
+.. math::
+    r_j &= \operatorname{clip}_{\sqrt b/n_0}(\ell_j(\theta') - \ell_j(\theta)), \qquad
+    s^2 = \tfrac{n_0^2}{b} \operatorname{Var}_j(r_j) \le 1 \\
+    \hat\lambda &= \tfrac{n_0}{b} \textstyle\sum_j r_j + \mathcal N(0, C - s^2)
+        + \log p(\theta') - \log p(\theta) \\
+    \text{accept} &\iff \hat\lambda + V_C > 0, \qquad
+        \mathcal N(0, C) + V_C \approx \text{Logistic}(0, 1)
+
+The batch's own error has about variance :math:`s^2`, so that error and noise are together about
+N(0, C). (Algorithm 3 as printed leaves out the factors :math:`n_0/n` of both.) The sampler is
+approximate in three ways: the batch's error is normal only for large b, :math:`V_C` is the best
+there is (see :mod:`~pymc_dp.steps.correction`), and ratios beyond :math:`\sqrt b/n_0` are clipped,
+which without tempering are nearly all of them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from numpy.typing import ArrayLike, NDArray
+from pymc.step_methods.state import dataclass_state
+from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
+
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.privacy.barker import noisy_batch_mean
+from pymc_dp.privacy.calibration import calibrate_batch_size
+from pymc_dp.privacy.events import BarkerBatch, Event
+from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.noise import NoiseSource
+from pymc_dp.steps.base import PrivateStep, PrivateStepState, check_finite_epsilon
+from pymc_dp.steps.correction import logistic_correction
+from pymc_dp.steps.settings import Vector, fraction, positive, proposal_factor, whole
+
+
+@dataclass_state
+class DPBarkerState(PrivateStepState):
+    """State of a :class:`DPBarker` chain."""
+
+    adaptation: StepSizeState
+
+
+class DPBarker(PrivateStep):
+    r"""Differentially private sampling with batches and Barker's acceptance test. Approximate.
+
+    Parameters
+    ----------
+    vars : list, optional
+        All free variables, if given: a private step shares its chain with no other.
+    draws, tune, chains : int
+        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
+        costs budget, tuning included; `tune` is 0 by default.
+    epsilon, delta : float, optional
+        The budget of the whole run, which fixes the batch size: the largest one that the budget
+        pays for. `delta` defaults to the ledger's, or to 0.1 / units without one.
+    batch_size : int, optional
+        Instead of `epsilon`: b. More units in a batch clip less and cost more.
+    variance : float
+        C in (1, π²/3): of the batch's error and the noise together. More noise costs less; from
+        about 2 on the correction is inaccurate (its error is in the metadata).
+    scale : float or array, optional
+        Of the Gaussian proposal, in unconstrained space: a standard deviation, d of them, or a
+        d × d covariance. Default: :math:`2.4/\sqrt{d T n}`, or less where that would clip
+        more than a few of the records if each carries about one unit of information.
+    target_accept : float
+        Acceptance rate that tuning steers the scale to. Barker's test accepts at most half.
+    tempering : float, optional
+        T in (0, 1], multiplies the log-likelihood. Default 1, at which clipping biases strongly:
+        the clip bound is :math:`\sqrt b/(T n)`.
+    unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
+        As in :class:`~pymc_dp.DPPenalty`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be sampled privately as it stands.
+    PrivacyConfigurationError
+        If a setting is out of its range, or no batch size fits the budget.
+
+    Notes
+    -----
+    **Releases**: per iteration one :func:`~pymc_dp.privacy.barker.noisy_batch_mean`, under
+    substitute-one neighbours. **Guarantee**: k iterations in all cost k BarkerBatch events, in Rényi
+    DP with sampling without replacement (Räisä, 2021, Theorem 3.3, with a tighter bound on the
+    divergence within a batch).
+    """
+
+    name = "dp_barker"
+    _state_class = DPBarkerState
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None = None,
+        *,
+        draws: int,
+        tune: int = 0,
+        chains: int = 1,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        batch_size: int | None = None,
+        variance: float = 2.0,
+        scale: float | ArrayLike | None = None,
+        target_accept: float = 0.25,
+        tempering: float | None = None,
+        unit: str | int | ArrayLike | None = None,
+        public: Sequence[str] = (),
+        ledger: PrivacyLedger | None = None,
+        noise: NoiseSource | None = None,
+        chunk_size: int | None = None,
+        model: pm.Model | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        rng: Any = None,
+        blocked: bool = True,
+    ):
+        self._given_batch_size = None if batch_size is None else whole("batch_size", batch_size, 2)
+        self._given_scale = scale
+        self._target_accept = fraction("target_accept", target_accept)
+        self._tempering = (
+            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
+        )
+        self._variance = positive("variance", variance)
+        if not 1 < self._variance < math.pi**2 / 3:
+            raise PrivacyConfigurationError(
+                "`variance` must lie between 1, the most that a batch's error can have, and "
+                f"π²/3 = {math.pi**2 / 3:.3f}, the logistic distribution's own. Found {variance!r}."
+            )
+        self._correction = logistic_correction(self._variance)
+        super().__init__(
+            vars,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=None,
+            unit=unit,
+            public=public,
+            ledger=ledger,
+            noise=noise,
+            chunk_size=chunk_size,
+            model=model,
+            compile_kwargs=compile_kwargs,
+            rng=rng,
+            blocked=blocked,
+        )
+        self._start_chain()
+
+    def _check_budget(self, epsilon: float | None, noise_multiplier: float | None) -> None:
+        if (epsilon is None) == (self._given_batch_size is None):
+            raise PrivacyConfigurationError(
+                "Give either a budget (`epsilon`, and `delta` if not 0.1 / units) or a "
+                "`batch_size`, which then fixes the ε that is spent."
+            )
+        if epsilon is not None:
+            check_finite_epsilon(epsilon)
+
+    def _configure(self, d: int) -> None:
+        n = self._roles.n_units
+        if self._given_batch_size is not None and self._given_batch_size > n:
+            raise PrivacyConfigurationError(
+                f"`batch_size` is {self._given_batch_size}, but there are only {n} units."
+            )
+        self._proposal, self._own_scale = proposal_factor(self._given_scale, d)
+
+    def _calibrate(
+        self,
+        epsilon: float | None,
+        delta: float,
+        noise_multiplier: float | None,
+        iterations: int,
+    ) -> tuple[Event, ...]:
+        n = self._roles.n_units
+        if epsilon is not None:
+            self._b = calibrate_batch_size(
+                epsilon=epsilon, delta=delta, draws=iterations, units=n, variance=self._variance
+            )
+        elif self._given_batch_size is not None:
+            self._b = self._given_batch_size
+        self._bound = math.sqrt(self._b) / (self._tempering * n)
+        d = len(self._proposal)
+        self._first_scale: float = self._own_scale or min(
+            2.4 / math.sqrt(d * self._tempering * n), self._bound / (2 * math.sqrt(d))
+        )
+        return (BarkerBatch(self._variance, self._b, n),)
+
+    def _settings(self) -> dict[str, float | str]:
+        return {
+            "batch_size": self._b,
+            "variance": self._variance,
+            "clip_bound": self._bound,
+            "correction_cdf_error": self._correction.cdf_error,
+            "scale": (
+                self._first_scale
+                if np.ndim(self._given_scale) == 0
+                else str(np.asarray(self._given_scale).tolist())
+            ),
+            "tempering": self._tempering,
+            "target_accept": self._target_accept,
+        }
+
+    def _start_chain(self) -> None:
+        self.adaptation = DualAverageAdaptation(
+            self._first_scale, self._target_accept, gamma=0.05, k=0.75, t0=10
+        )
+
+    def _noisy_ratio(self, theta: Vector, proposal: Vector, permit: Permit) -> float:
+        def ratios(units: NDArray[np.int64]) -> Iterator[Vector]:
+            with np.errstate(all="ignore"):
+                yield self._likelihood.of_units(proposal, units) - self._likelihood.of_units(
+                    theta, units
+                )
+
+        return noisy_batch_mean(
+            ratios,
+            units=self._roles.n_units,
+            batch_size=self._b,
+            bound=self._bound,
+            variance=self._variance,
+            permit=permit,
+            noise=self._noise,
+        )
+
+    def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
+        tuning = not self.tuning_over
+        scale = float(self.adaptation.current(tuning))
+        proposal = theta + scale * (self._proposal @ self.rng.standard_normal(theta.size))
+        correction = self._correction.draw(self.rng)
+        log_prior_ratio = self._log_public(proposal) - self._log_public(theta)
+        accepted, accept_rate = False, 0.0
+        if log_prior_ratio > -math.inf:  # decided on public numbers alone
+            log_ratio = self._noisy_ratio(theta, proposal, permit) + log_prior_ratio
+            accepted = log_ratio + correction > 0
+            accept_rate = self._correction.probability_above(-log_ratio)
+        if tuning:
+            # A function of released numbers: it costs nothing beyond the iteration itself.
+            self.adaptation.update(accept_rate, tuning)
+        new = proposal if accepted else theta
+        return new, {"accepted": accepted, "accept_rate": accept_rate, "scale": scale}

@@ -1,0 +1,358 @@
+r"""DP-SGLD and DP-SGNHT: stochastic-gradient samplers without an acceptance test. Biased.
+
+Wang, Fienberg and Smola (2015); Li, Chen, Liu and Carin (2019); compared with in Räisä, Koskela and
+Honkela (2021). Both move along a noisy gradient of a secret Poisson sample S of the units,
+
+.. math::
+    \tilde g = \tfrac Tq \Big(\sum_{i \in S} \operatorname{clip}_{b_g}(\nabla\ell_i(\theta))
+        + \mathcal N(0, (z \cdot 2 b_g)^2 I)\Big) + \nabla\log p(\theta),
+    \qquad \sigma_g = \tfrac Tq\, z \cdot 2 b_g
+
+**Langevin dynamics** (SGLD; Welling and Teh, 2011), step size η: the drift is η/2 and the noise
+variance η, of which the noise already in the gradient is a part,
+
+.. math:: \theta \leftarrow \theta + \tfrac\eta2 \tilde g
+          + \mathcal N\big(0, \eta - \tfrac{\eta^2}{4} \sigma_g^2\big)
+
+**Nosé-Hoover thermostat** (SGNHT; Ding et al., 2014), step size h, diffusion A: the friction ξ finds
+the level at which the momentum has the right temperature, whatever the noise of the gradient,
+
+.. math::
+    p \leftarrow p - \xi p h + \tilde g h + \mathcal N(0, 2 A h), \quad
+    \theta \leftarrow \theta + p h, \quad
+    \xi \leftarrow \xi + (p^\top p / d - 1)\, h
+
+Neither has the posterior as its limit: a fixed step size, clipped gradients and the sampling's own
+noise (in SGLD) all leave a bias that no number of draws removes. They are here for comparison.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from numpy.typing import ArrayLike
+from pymc.step_methods.state import dataclass_state
+
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.privacy.calibration import calibrate_noise
+from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
+from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.noise import NoiseSource
+from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum, poisson_noisy_sum
+from pymc_dp.privacy.subsampling import accounted_rate, check_rate
+from pymc_dp.steps.base import PrivateStep, PrivateStepState
+from pymc_dp.steps.settings import Vector, fraction, positive
+
+_DEFAULT_BATCH = 1000
+# Per iteration: how far the mean moves towards the mode (SGLD), and the friction (SGNHT), for records
+# that carry about one unit of information each.
+_DEFAULT_PULL = 0.1
+
+
+def langevin_update(
+    rng: np.random.Generator, theta: Vector, gradient: Vector, *, step_size: float, noise_sd: float
+) -> Vector:
+    """One step of SGLD; `noise_sd` is the noise that `gradient` has for privacy."""
+    left = max(0.0, step_size - (step_size / 2 * noise_sd) ** 2)
+    return theta + step_size / 2 * gradient + math.sqrt(left) * rng.standard_normal(theta.size)
+
+
+def thermostat_update(
+    rng: np.random.Generator,
+    theta: Vector,
+    p: Vector,
+    friction: float,
+    gradient: Vector,
+    *,
+    step_size: float,
+    diffusion: float,
+) -> tuple[Vector, Vector, float]:
+    """One step of SGNHT: θ, p and ξ."""
+    h = step_size
+    kick = math.sqrt(2 * diffusion * h) * rng.standard_normal(theta.size)
+    p = p - friction * h * p + h * gradient + kick
+    return theta + h * p, p, friction + h * (float(p @ p) / theta.size - 1)
+
+
+class _StochasticGradientStep(PrivateStep):
+    """What both have in common: one noisy gradient per iteration, and every move accepted."""
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None = None,
+        *,
+        draws: int,
+        tune: int = 0,
+        chains: int = 1,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        gradient_clip: float | None = None,
+        step_size: float | None = None,
+        batch_rate: float | None = None,
+        tempering: float | None = None,
+        unit: str | int | ArrayLike | None = None,
+        public: Sequence[str] = (),
+        ledger: PrivacyLedger | None = None,
+        noise: NoiseSource | None = None,
+        chunk_size: int | None = None,
+        model: pm.Model | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        rng: Any = None,
+        blocked: bool = True,
+    ):
+        self._given: dict[str, Any] = {
+            "gradient_clip": gradient_clip,
+            "step_size": step_size,
+            "batch_rate": batch_rate,
+        }
+        self._tempering = (
+            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
+        )
+        super().__init__(
+            vars,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=noise_multiplier,
+            unit=unit,
+            public=public,
+            ledger=ledger,
+            noise=noise,
+            chunk_size=chunk_size,
+            model=model,
+            compile_kwargs=compile_kwargs,
+            rng=rng,
+            blocked=blocked,
+        )
+        self._gradients = UnitGradients(self.model, self._likelihood, compile_kwargs=compile_kwargs)
+        self._start_chain()
+
+    @abstractmethod
+    def _default_step_size(self) -> float:
+        """From public numbers: what the privacy noise leaves room for."""
+
+    @abstractmethod
+    def _move(self, theta: Vector, gradient: Vector) -> Vector:
+        """The next point, which may be outside the support."""
+
+    def _stay(self) -> None:
+        """The next point was refused."""
+
+    def _configure(self, d: int) -> None:
+        n, given = self._roles.n_units, self._given
+        self._d = d
+        self._clip = (
+            math.sqrt(d)
+            if given["gradient_clip"] is None
+            else positive("gradient_clip", given["gradient_clip"])
+        )
+        self._rate = (
+            min(1.0, _DEFAULT_BATCH / n)
+            if given["batch_rate"] is None
+            else check_rate("batch_rate", given["batch_rate"])
+        )
+
+    def _calibrate(
+        self,
+        epsilon: float | None,
+        delta: float,
+        noise_multiplier: float | None,
+        iterations: int,
+    ) -> tuple[Event, ...]:
+        rate = accounted_rate(self._rate)
+        if epsilon is not None:
+            noise_multiplier = calibrate_noise(
+                epsilon=epsilon, delta=delta, draws=iterations, sampling_rate=rate
+            )
+        self._z = float(noise_multiplier or 0.0)
+        self._sigma = self._tempering / self._rate * noise_sd(self._clip, self._z)
+        given = self._given["step_size"]
+        self._step_size = (
+            self._default_step_size() if given is None else positive("step_size", given)
+        )
+        return (Gaussian(self._z) if self._rate == 1 else PoissonGaussian(self._z, rate),)
+
+    def _settings(self) -> dict[str, float | str]:
+        return {
+            "gradient_clip": self._clip,
+            "step_size": self._step_size,
+            "batch_rate": self._rate,
+            "tempering": self._tempering,
+            "gradient_noise_sd": self._sigma,
+        }
+
+    def _noisy_gradient(self, theta: Vector, permit: Permit) -> Vector:
+        common: dict[str, Any] = {
+            "dimension": self._d,
+            "bound": self._clip,
+            "noise_multiplier": self._z,
+            "permit": permit,
+            "noise": self._noise,
+        }
+        if self._rate == 1:
+            released = noisy_sum(self._gradients(theta), **common)
+        else:
+            released = poisson_noisy_sum(
+                lambda units: self._gradients(theta, units),
+                units=self._roles.n_units,
+                sampling_rate=self._rate,
+                **common,
+            )
+        return self._tempering / self._rate * released + self._log_public.gradient(theta)
+
+    def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
+        gradient = self._noisy_gradient(theta, permit)
+        with np.errstate(all="ignore"):
+            new = self._move(theta, gradient)
+        inside = bool(np.isfinite(new).all()) and self._log_public(new) > -math.inf
+        if not inside:  # decided on the release and public numbers
+            self._stay()
+        stats = {"accepted": inside, "accept_rate": float(inside), "scale": self._step_size}
+        return (new if inside else theta), stats
+
+
+class DPSGLD(_StochasticGradientStep):
+    r"""Differentially private stochastic gradient Langevin dynamics. Biased: a comparator.
+
+    Parameters
+    ----------
+    vars : list, optional
+        All free variables, if given: a private step shares its chain with no other.
+    draws, tune, chains : int
+        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
+        costs budget, tuning included; nothing is tuned, but its draws are dropped.
+    epsilon, delta : float, optional
+        The budget of the whole run, from which the noise is calibrated. `delta` defaults to
+        the ledger's, or to 0.1 / units without one.
+    noise_multiplier : float, optional
+        Instead of `epsilon`: z, the noise's standard deviation / sensitivity.
+    gradient_clip : float, optional
+        b_g: a unit's gradient is clipped to this Euclidean norm, which biases the draws if it happens
+        often. Default √d.
+    batch_rate : float, optional
+        q in (0, 1]: probability with which a unit enters an iteration's secret sample. Default:
+        1000 units, or all.
+    step_size : float, optional
+        η. Default: 0.2/(T n), or less where the privacy noise would exceed half of the noise that
+        Langevin dynamics needs.
+    tempering, unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
+        As in :class:`~pymc_dp.DPPenalty`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be sampled privately as it stands, or has no gradient.
+    PrivacyConfigurationError
+        If a setting is out of its range, or the privacy noise exceeds what the dynamics needs.
+
+    Notes
+    -----
+    **Releases**: per iteration one :func:`~pymc_dp.privacy.noisy_sum.poisson_noisy_sum` of the
+    clipped gradients. **Sensitivity**: 2 b_g in L2 norm under substitute-one neighbours, for a unit
+    that is sampled. **Guarantee**: k PoissonGaussian events (Gaussian ones at q = 1).
+    """
+
+    name = "dp_sgld"
+
+    def _default_step_size(self) -> float:
+        pull = 2 * _DEFAULT_PULL / (self._tempering * self._roles.n_units)
+        return min(pull, 2 / self._sigma**2) if self._sigma > 0 else pull
+
+    def _calibrate(self, *args: Any) -> tuple[Event, ...]:
+        events = super()._calibrate(*args)
+        if self._step_size * self._sigma**2 > 4:
+            raise PrivacyConfigurationError(
+                f"At `step_size` = {self._step_size:g} the privacy noise alone exceeds the noise of "
+                f"Langevin dynamics: at most {4 / self._sigma**2:g} is possible here. Take a "
+                "smaller one, or a larger `epsilon` or `batch_rate`."
+            )
+        return events
+
+    def _move(self, theta: Vector, gradient: Vector) -> Vector:
+        return langevin_update(
+            self.rng, theta, gradient, step_size=self._step_size, noise_sd=self._sigma
+        )
+
+
+@dataclass_state
+class DPSGNHTState(PrivateStepState):
+    """State of a :class:`DPSGNHT` chain: momentum and friction are functions of released gradients."""
+
+    momentum: np.ndarray
+    friction: float
+
+
+class DPSGNHT(_StochasticGradientStep):
+    r"""Differentially private stochastic gradient Nosé-Hoover thermostat. Biased: a comparator.
+
+    Parameters
+    ----------
+    {_SHARED}
+    step_size : float, optional
+        h. Default: :math:`0.1/\sqrt{{T n}}`, or less where the privacy noise of one step would
+        exceed half the momentum's own size.
+    diffusion : float, optional
+        A. Default 0.1/h.
+    vars, draws, tune, chains, epsilon, delta, noise_multiplier, gradient_clip, batch_rate
+        As in :class:`DPSGLD`.
+    tempering, unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
+        As in :class:`~pymc_dp.DPPenalty`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be sampled privately as it stands, or has no gradient.
+    PrivacyConfigurationError
+        If a setting is out of its range.
+
+    Notes
+    -----
+    Releases, sensitivity and guarantee are those of :class:`~pymc_dp.DPSGLD`.
+    """
+
+    name = "dp_sgnht"
+    _state_class = DPSGNHTState
+
+    def __init__(
+        self, vars: Sequence[Any] | None = None, *, diffusion: float | None = None, **settings: Any
+    ):
+        self._given_diffusion = None if diffusion is None else positive("diffusion", diffusion)
+        super().__init__(vars, **settings)
+
+    def _default_step_size(self) -> float:
+        pull = _DEFAULT_PULL / math.sqrt(self._tempering * self._roles.n_units)
+        return min(pull, 0.5 / self._sigma) if self._sigma > 0 else pull
+
+    @property
+    def _diffusion(self) -> float:
+        return self._given_diffusion or _DEFAULT_PULL / self._step_size
+
+    def _settings(self) -> dict[str, float | str]:
+        return {**super()._settings(), "diffusion": self._diffusion}
+
+    def _start_chain(self) -> None:
+        self.momentum = self.rng.standard_normal(self._d)
+        # Where the friction is in equilibrium with the noise that is known.
+        self.friction = self._diffusion + self._step_size * self._sigma**2 / 2
+
+    def _move(self, theta: Vector, gradient: Vector) -> Vector:
+        new, self.momentum, self.friction = thermostat_update(
+            self.rng,
+            theta,
+            self.momentum,
+            self.friction,
+            gradient,
+            step_size=self._step_size,
+            diffusion=self._diffusion,
+        )
+        return new
+
+    def _stay(self) -> None:
+        self.momentum = self.rng.standard_normal(self._d)

@@ -1,0 +1,47 @@
+"""Simulation-based calibration: with the truth from the prior, ranks are uniform."""
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from scipy import stats
+
+from pymc_dp.gibbs.step import PrivacyAwareGibbs
+from pymc_dp.mechanisms import LaplaceMechanism, clamp
+
+N, SCALE = 20, 4.0
+
+
+def simulate(rng):
+    mu, sigma = rng.normal(), abs(rng.normal())
+    u = np.clip(rng.normal(mu, sigma, size=N), -2, 2)
+    return (mu, sigma), np.array([u.sum(), (u**2).sum()]) + rng.laplace(0, SCALE, size=2)
+
+
+@pytest.mark.nightly
+def test_ranks_are_uniform(quiet):
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        sigma = pm.HalfNormal("sigma", 1)
+        x = pm.Normal("x", mu, sigma, shape=N)
+        u = clamp(x, -2, 2)
+        released = pm.Data("released", np.zeros(2))
+        LaplaceMechanism("s", pt.stack([u, u**2], axis=1), scale=SCALE, observed=released)
+        step = PrivacyAwareGibbs([x])
+    rng = np.random.default_rng(11)
+    kept, replications = 99, 200
+    ranks = {"mu": [], "sigma": []}
+    for replication in range(replications):
+        truth, s = simulate(rng)
+        model.set_data("released", s)
+        with model:
+            idata = pm.sample(
+                kept * 10, tune=300, chains=1, step=step, random_seed=replication,
+                var_names=list(ranks), **quiet,
+            )  # fmt: skip
+        for name, value in zip(ranks, truth, strict=True):
+            thinned = idata["posterior"][name].values[0, ::10]
+            ranks[name].append((thinned < value).sum())
+    for name, found in ranks.items():
+        counts = np.histogram(found, bins=10, range=(0, kept + 1))[0]
+        assert stats.chisquare(counts).pvalue > 1e-3, f"{name}: {counts}"

@@ -1,0 +1,74 @@
+"""Second derivatives: those of the gradients."""
+
+import numpy as np
+import pytest
+
+from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
+from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
+from pymc_dp.likelihood.roles import find_roles
+
+from .zoo import ZOO, build
+
+FAST = {"mode": "FAST_COMPILE"}
+# All kinds of likelihoods in the default run, the rest of the zoo at night.
+QUICK = ("linear", "varying_intercepts", "mixture", "censored", "several", "mv_normal")
+
+
+def parts(model, unit=None):
+    likelihood = RecordLikelihood(
+        model, find_roles(model, unit), chunk_size=17, compile_kwargs=FAST
+    )
+    theta = initial_theta(model)
+    return likelihood, theta + 0.1 * np.random.default_rng(3).normal(size=len(theta))
+
+
+def differences(gradient, theta, step=1e-5):
+    return np.stack(
+        [
+            (gradient(theta + e) - gradient(theta - e)) / (2 * step)
+            for e in step * np.eye(len(theta))
+        ],
+        axis=-1,
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*QUICK, *(pytest.param(n, marks=pytest.mark.nightly) for n in sorted({*ZOO} - {*QUICK}))],
+)
+def test_hessians_are_the_derivatives_of_the_gradients(name):
+    model = build(name)
+    likelihood, theta = parts(model)
+    hessians = np.concatenate(list(UnitHessians(model, likelihood, compile_kwargs=FAST)(theta)))
+    gradients = UnitGradients(model, likelihood, compile_kwargs=FAST, method="forward")
+    expected = differences(lambda t: np.concatenate(list(gradients(t))), theta)
+    np.testing.assert_allclose(hessians, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-9, atol=1e-9)
+    v = np.random.default_rng(1).normal(size=len(theta))
+    along = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)(theta, v)
+    np.testing.assert_allclose(along, np.einsum("i,nij,j->n", v, hessians, v), rtol=1e-9, atol=1e-9)
+
+
+def test_a_units_records_are_added_up():
+    ids = np.random.default_rng(0).integers(0, 13, size=60)
+    model = build("linear")
+    by_record, theta = parts(model)
+    by_unit, _ = parts(model, ids)
+    each = np.concatenate(list(UnitHessians(model, by_record, compile_kwargs=FAST)(theta)))
+    expected = np.stack([each[ids == k].sum(axis=0) for k in np.unique(ids)])
+    found = np.concatenate(list(UnitHessians(model, by_unit, compile_kwargs=FAST)(theta)))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    v = np.ones(len(theta))
+    along = DirectionalCurvature(model, by_unit, compile_kwargs=FAST)(theta, v)
+    np.testing.assert_allclose(along, expected.sum(axis=(1, 2)), rtol=1e-9, atol=1e-9)
+
+
+def test_the_priors_hessian():
+    model = build("linear")
+    prior = PublicLogDensity(model, FAST)
+    _, theta = parts(model)
+    np.testing.assert_allclose(
+        prior.hessian(theta), differences(prior.gradient, theta), rtol=1e-5, atol=1e-6
+    )

@@ -1,0 +1,65 @@
+"""Histograms: counts, noise, quantiles."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pymc_dp.exceptions import PrivacyBudgetExceeded
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.histogram import PrivateHistogram, bin_counts
+from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.noise import InsecureSeededNoise
+
+
+def histogram(sizes, z=0.0, seed=0, permit=None, per_octave=2):
+    return PrivateHistogram(
+        iter(sizes),
+        bins_per_octave=per_octave,
+        noise_multiplier=z,
+        permit=permit or Permit(0, 0, (Gaussian(z),)),
+        noise=InsecureSeededNoise(seed),
+    )
+
+
+def test_quantiles_without_noise():
+    sizes = np.random.default_rng(0).lognormal(size=200_000)
+    h = histogram([sizes[:50_000], sizes[50_000:]], per_octave=8)
+    for p in (0.05, 0.5, 0.95, 0.99):
+        assert h.quantile(p) == pytest.approx(np.quantile(sizes, p), rel=0.02)
+    bound = float(np.quantile(sizes, 0.9))
+    assert h.excess(bound) == pytest.approx(np.maximum(sizes - bound, 0).sum(), rel=0.05)
+
+
+def test_with_noise_quantiles_are_close_and_far_bins_are_left_out():
+    sizes = np.random.default_rng(1).lognormal(size=50_000)
+    found = [histogram([sizes], z=20.0, seed=s).quantile(0.95) for s in range(20)]
+    assert np.median(found) == pytest.approx(np.quantile(sizes, 0.95), rel=0.1)
+    assert max(found) < 2 * np.quantile(sizes, 0.95)
+
+
+def test_a_substituted_unit_moves_the_counts_by_root_two_at_most():
+    rng = np.random.default_rng(2)
+    odd = [0.0, np.nan, np.inf, -np.inf, -1.0, 1e300, 1e-300, 2.0**30, 2.0**-60]
+    sizes = np.concatenate([rng.lognormal(size=50), odd])
+    before = bin_counts(sizes, 2)
+    assert before.sum() == len(sizes)
+    for k in range(len(sizes)):
+        for new in (rng.lognormal(sigma=5), *odd):
+            other = sizes.copy()
+            other[k] = new
+            assert np.linalg.norm(bin_counts(other, 2) - before) <= np.sqrt(2) + 1e-12
+
+
+def test_the_noise_has_the_stated_size():
+    z = 5.0
+    far = [histogram([np.full(1000, 1.0)], z=z, seed=s)._counts[0] - 1000 for s in range(400)]
+    assert stats.kstest(np.array(far) / (z * np.sqrt(2)), "norm").pvalue > 1e-3
+
+
+def test_nothing_is_read_before_the_permit_is_taken():
+    def sizes():
+        raise AssertionError("read")
+        yield
+
+    with pytest.raises(PrivacyBudgetExceeded):
+        histogram(sizes(), z=2.0, permit=Permit(0, 0, (Gaussian(1.0),)))

@@ -1,0 +1,60 @@
+"""A purse never gives out more than was put in."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pymc_dp.exceptions import PrivacyBudgetExceeded
+from pymc_dp.privacy.accounting import gaussian_mu
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.purse import Purse
+
+Z = 3.0
+
+
+def purse(z=Z):
+    return Purse(Permit(0, 0, (Gaussian(z),)), z)
+
+
+@given(st.lists(st.tuples(st.floats(1e-4, 0.9), st.integers(1, 5)), max_size=30))
+def test_parts_compose_to_the_whole_at_most(requests):
+    money, paid = purse(), []
+    for share, count in requests:
+        try:
+            z, permit = money.permit(share, count)
+        except PrivacyBudgetExceeded:
+            continue
+        assert permit.events == (Gaussian(z, count),)
+        paid += permit.events
+    assert gaussian_mu(paid) <= 1 / Z
+    assert money.spent <= 1 + 1e-8
+
+
+def test_all_of_it_can_be_spent():
+    money = purse()
+    events = [event for _ in range(4) for event in money.permit(0.25)[1].events]
+    assert gaussian_mu(events) == pytest.approx(1 / Z, rel=1e-6)
+    for share in (1e-3, 0.5, 0.0, -0.1, np.nan):
+        with pytest.raises(PrivacyBudgetExceeded):
+            money.permit(share)
+
+
+def test_parts_have_addresses_of_their_own():
+    money = purse()
+    addresses = {
+        permit.take(Gaussian(z))
+        for z, permit in (money.permit(0.1, 2) for _ in range(5))
+        for _ in range(2)
+    }
+    assert len(addresses) == 10
+    assert all(iteration >= 2**40 for _, iteration, _ in addresses)
+
+
+def test_it_uses_up_its_permit():
+    permit = Permit(0, 0, (Gaussian(Z),))
+    Purse(permit, Z)
+    for again in (lambda: Purse(permit, Z), lambda: Purse(Permit(0, 0, (Gaussian(4.0),)), Z)):
+        with pytest.raises(PrivacyBudgetExceeded):
+            again()

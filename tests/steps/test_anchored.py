@@ -1,0 +1,275 @@
+"""The anchored sampler: what its kernel leaves invariant, and what its anchor is made of."""
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import integrate
+
+import pymc_dp as dp
+from pymc_dp.anchor.build import build_anchor
+from pymc_dp.anchor.model import Anchor, Expansion, Residuals
+from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.records import RecordLikelihood
+from pymc_dp.likelihood.roles import find_roles
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.privacy.purse import Purse
+from pymc_dp.steps.anchored import DPAnchored
+from pymc_dp.steps.penalty import penalty_test
+
+FAST = {"mode": "FAST_COMPILE"}
+N = 400
+Y = np.random.default_rng(0).gamma(2.0, 1.0, size=30)
+
+
+def skewed():
+    """Exponential waiting times, log rate θ: the posterior is far from normal for so few records."""
+    with pm.Model() as model:
+        log_rate = pm.Normal("log_rate", 0, 2)
+        pm.Exponential("y", pm.math.exp(log_rate), observed=pm.Data("Y", Y))
+    return model
+
+
+def log_posterior(theta):
+    return len(Y) * theta - Y.sum() * np.exp(theta) - theta**2 / 8
+
+
+def expansion_of(model):
+    likelihood = RecordLikelihood(model, find_roles(model, None), compile_kwargs=FAST)
+    return Expansion(model, likelihood, FAST)
+
+
+def built(model, noise, z=0.01):
+    return build_anchor(
+        expansion_of(model),
+        PublicLogDensity(model, FAST),
+        np.zeros(1),
+        Purse(Permit(0, 0, (Gaussian(z),)), z),
+        noise,
+        chain_multiplier=0.1,
+    )
+
+
+def anchor_at(theta0, W, order, gradient, curvature, clip=1e9):
+    """An anchor with hand-made noise in it."""
+    one = np.eye(1)
+    return Anchor(
+        theta0=np.array([theta0]), W=W * one, order=order, gradient=np.array([gradient]),
+        curvature=curvature * one, gradient_clip=clip, hessian_clip=clip, correction_clip=0.0,
+        first_theta0=np.array([theta0]), tilt=0.0, residual_clip=1.0, mean=np.zeros(1),
+        precision=one, prior_precision=0 * one, rounds=1, saturated=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_residuals_and_anchor_add_up_to_the_log_likelihood(order):
+    """Whatever is clipped out of a unit's anchor is in its residual."""
+    expansion = expansion_of(skewed())
+    theta0, W = 0.1, 0.2
+    for clip in (1e9, 0.05):
+        at = anchor_at(theta0, W, order, 0.0, 0.7, clip)
+        gradient = sum(np.clip(g, -clip, clip).sum() for g in expansion.gradients(at.theta0, at.W))
+        hessian = sum(np.clip(h, -clip, clip).sum() for h in expansion.hessians(at.theta0, at.W))
+        for u in (-1.3, 0.4, 2.0):
+            curvature = -hessian if order == 2 else 0.7
+            anchored = gradient * u - curvature * u * u / 2
+            total = Residuals(expansion, at)(np.array([u])).sum() + anchored
+            exact = log_likelihood(theta0 + W * u) - log_likelihood(theta0)
+            assert total == pytest.approx(exact, rel=1e-9)
+
+
+def log_likelihood(theta):
+    return len(Y) * theta - Y.sum() * np.exp(theta)
+
+
+def run_chains(at, bound, starts, z=0.02, transitions=15):
+    """Many short chains from one start each: the kernel with noise on, nothing clipped."""
+    rng, noise = np.random.default_rng(1), dp.InsecureSeededNoise(2)
+    residuals = Residuals(expansion_of(skewed()), at)
+    ends = []
+    for k, u in enumerate(starts):
+        u = np.array([u])
+        for t in range(transitions):
+            new = u + 1.2 * rng.standard_normal(1)
+            B = bound(u, new)
+            permit = Permit(k, t, (Gaussian(z),))
+
+            def ratio(u, new, B=B, permit=permit):
+                terms = iter([residuals(new) - residuals(u)])
+                return float(
+                    noisy_sum(terms, bound=B, noise_multiplier=z, permit=permit, noise=noise)
+                )
+
+            u, _ = penalty_test(
+                u,
+                new,
+                log_u=np.log1p(-rng.random()),
+                bound=lambda _, B=B: B,
+                noisy_ratio=ratio,
+                log_public=lambda u: at.log_ratio(u) - float(at.to_theta(u)[0]) ** 2 / 8,
+                noise_multiplier=z,
+            )
+        ends.append(float(u[0]))
+    return np.array(ends)
+
+
+def tilted_target(at, order):
+    """The posterior times e^(ξu + Ξu²/2), by quadrature: mean, sd, and draws by inversion."""
+    expansion = expansion_of(skewed())
+    gradient = sum(g.sum() for g in expansion.gradients(at.theta0, at.W))
+    hessian = sum(h.sum() for h in expansion.hessians(at.theta0, at.W))
+    xi = at.gradient[0] - gradient
+    Xi = (-at.curvature[0, 0] - hessian) if order == 2 else 0.0
+    grid = np.linspace(-6, 6, 4001)
+    theta = at.theta0[0] + at.W[0, 0] * grid
+    log_p = np.array([log_posterior(t) for t in theta]) + xi * grid + Xi * grid**2 / 2
+    p = np.exp(log_p - log_p.max())
+    cdf = integrate.cumulative_trapezoid(p, grid, initial=0)
+    return grid, cdf / cdf[-1]
+
+
+def noisy_anchor(order):
+    """Half a posterior away from the mode, with noise of about one in its gradient."""
+    theta0, W = np.log(len(Y) / Y.sum()) + 0.1, 0.2
+    slope = W * (len(Y) - Y.sum() * np.exp(theta0))
+    curvature = W**2 * Y.sum() * np.exp(theta0)
+    return anchor_at(theta0, W, order, slope + 0.9, curvature + 0.3 if order == 2 else 0.8)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_tilted_posterior_is_invariant(order):
+    at = noisy_anchor(order)
+    grid, cdf = tilted_target(at, order)
+    starts = np.interp((np.arange(N) + 0.5) / N, cdf, grid)
+
+    def symmetric(u, new):
+        far = max(abs(float(u[0])), abs(float(new[0])))
+        return 30.0 * abs(float(new[0] - u[0])) * far**order
+
+    ends = run_chains(at, symmetric, starts)
+    places = np.sort(np.interp(ends, grid, cdf))
+    # Starts are a perfect sample, so that the distance is smaller than that of independent draws.
+    assert np.abs(places - (np.arange(N) + 0.5) / N).max() < 1.63 / np.sqrt(N)
+    assert np.mean(ends != starts) > 0.5
+
+
+def test_an_asymmetric_bound_is_caught():
+    at = noisy_anchor(1)
+    grid, cdf = tilted_target(at, 1)
+    starts = np.interp((np.arange(N) + 0.5) / N, cdf, grid)
+    ends = run_chains(
+        at, lambda u, new: 90.0 * abs(float(new[0] - u[0])) * abs(float(u[0])), starts
+    )
+    places = np.sort(np.interp(ends, grid, cdf))
+    assert np.abs(places - (np.arange(N) + 0.5) / N).max() > 1.63 / np.sqrt(N)
+
+
+def test_a_generous_budget_finds_the_mode_and_the_curvature():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(5000, 3))
+    y = rng.random(5000) < 1 / (1 + np.exp(-x @ [1.0, -0.5, 0.2]))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y.astype(int)))
+    expansion = expansion_of(model)
+    prior = PublicLogDensity(model, FAST)
+    z = 0.02
+    at = build_anchor(
+        expansion, prior, np.zeros(3), Purse(Permit(0, 0, (Gaussian(z),)), z),
+        dp.InsecureSeededNoise(1), chain_multiplier=1.0,
+    )  # fmt: skip
+    mode = at.to_theta(at.mean)
+    slope = sum(g.sum(axis=0) for g in expansion.gradients(mode, np.eye(3))) + prior.gradient(mode)
+    hessian = expansion_hessian(expansion, mode) + prior.hessian(mode)
+    # How far Newton's method would still go, in posterior standard deviations.
+    assert np.sqrt(slope @ np.linalg.solve(-hessian, slope)) < 0.3
+    exact = np.linalg.inv(-hessian)
+    found = at.W @ np.linalg.inv(at.precision) @ at.W.T
+    np.testing.assert_allclose(np.diag(found), np.diag(exact), rtol=0.1)
+    assert not at.saturated
+    assert at.tilt < 0.2
+
+
+def expansion_hessian(expansion, theta):
+    d = len(theta)
+    packed = sum(h.sum(axis=0) for h in expansion.hessians(theta, np.eye(d)))
+    i, j = np.tril_indices(d)
+    matrix = np.zeros((d, d))
+    matrix[i, j] = packed / np.where(i == j, 1, np.sqrt(2))
+    return matrix + np.tril(matrix, -1).T
+
+
+def test_the_anchor_spends_its_purse_and_no_more():
+    permit = Permit(0, 0, (Gaussian(0.5),))
+    purse = Purse(permit, 0.5)
+    build_anchor(
+        expansion_of(skewed()), PublicLogDensity(skewed(), FAST), np.zeros(1), purse,
+        dp.InsecureSeededNoise(4), chain_multiplier=1.0,
+    )  # fmt: skip
+    assert 0.8 < purse.spent <= 1 + 1e-8
+
+
+def test_the_anchor_is_a_function_of_releases_alone(monkeypatch):
+    """Other data, the same released numbers: the same anchor, to the last bit."""
+
+    def released(terms, *, dimension=None, bound, noise_multiplier, permit, noise):
+        for _ in terms:
+            pass
+        permit.take(Gaussian(noise_multiplier))
+        rng = np.random.default_rng(int(np.float64(bound).view(np.int64)) % 2**32)
+        return rng.normal(size=dimension) * bound
+
+    class Canned:
+        def __init__(self, sizes, *, bins_per_octave, noise_multiplier, permit, noise):
+            for _ in sizes:
+                pass
+            permit.take(Gaussian(noise_multiplier))
+
+        def quantile(self, p):
+            return 1.0 + p
+
+        def excess(self, bound):
+            return 10 / bound
+
+    monkeypatch.setattr("pymc_dp.anchor.build.noisy_sum", released)
+    monkeypatch.setattr("pymc_dp.anchor.build.PrivateHistogram", Canned)
+    anchors = []
+    for seed in (0, 1):
+        y = np.random.default_rng(seed).gamma(2.0, 1.0 + 5 * seed, size=30)
+        with pm.Model() as model:
+            log_rate = pm.Normal("log_rate", 0, 2)
+            pm.Exponential("y", pm.math.exp(log_rate), observed=pm.Data("Y", y))
+        anchors.append(built(model, dp.InsecureSeededNoise(0)))
+    assert repr(anchors[0]) == repr(anchors[1])
+
+
+def test_in_pymc():
+    """The whole run is within its budget; the guarantee, the plan and the report say so."""
+    rng = np.random.default_rng(5)
+    y = rng.normal(1.0, 1.0, size=4000)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
+    ledger = dp.PrivacyLedger(epsilon=8.0, delta=1e-5)
+    idata = dp.sample(
+        300, chains=2, epsilon=8.0, delta=1e-5, step=DPAnchored, model=model, ledger=ledger,
+        cores=1, random_seed=1, progressbar=False, compile_kwargs=FAST,
+    )  # fmt: skip
+    assert 7.9 < ledger.spent() <= 8.0
+    assert idata.attrs["privacy_epsilon"] == 8.0
+    assert float(idata.sample_stats["epsilon_spent"].max()) <= 8.0
+    assert "tilt" in idata.attrs["privacy_settings"]
+    draws = idata.posterior["mu"].values
+    # Noise-aware: as wide as the posterior and the anchor's noise together.
+    assert abs(draws.mean() - y.mean()) < 4 * draws.std()
+    assert draws.std() > 0.9 / np.sqrt(4000)
+
+
+def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
+    model = skewed()
+    step = DPAnchored(draws=5, epsilon=5.0, model=model, compile_kwargs=FAST)
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
+    with pytest.raises(dp.PrivacyConfigurationError, match="build_anchor"):
+        step._start_chain()
+    assert noise_sd(1.0, step._z) > 0
