@@ -9,7 +9,9 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from pymc.step_methods.compound import BlockedStep
+from scipy import special
 
+from pymc_dp.compat import CHAIN_START
 from pymc_dp.mechanisms import LaplaceMechanism, clamp, second_moments
 
 SETTINGS = json.loads((Path(__file__).parent / "ju2022.json").read_text())
@@ -86,3 +88,24 @@ def effective(idata, names):
     values = [idata["posterior"][name].values for name in names]
     flat = [v.reshape(*v.shape[:2], -1) for v in values]
     return np.array([float(np.asarray(az.ess(v[..., j]))) for v in flat for j in range(v.shape[2])])
+
+
+def drive(model, step, name, draws, tune, seed):
+    """Draws of one untransformed or simplex variable, without the overhead of ``pm.sample``."""
+    lengths = (tune, draws) if CHAIN_START == "setup_chain" else ()
+    getattr(step, CHAIN_START)(np.random.default_rng(seed), *lengths)
+    step.reset_tuning()
+    variable = model[name]
+    value = model.rvs_to_values[variable].name
+    point, kept = model.initial_point(), []
+    for i in range(tune + draws):
+        if i == tune:
+            step.stop_tuning()
+        point, _ = step.step(point)
+        if i >= tune:
+            kept.append(point[value])
+    kept = np.array(kept)
+    if model.rvs_to_transforms[variable] is None:
+        return kept
+    logits = np.column_stack([kept, -kept.sum(axis=1)])
+    return special.softmax(logits, axis=1)

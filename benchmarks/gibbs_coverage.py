@@ -11,11 +11,8 @@ import time
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-import logging
-
 import numpy as np
-import pymc as pm
-from _released import LOG_LINEAR, REGRESSION, effective, log_linear, regression
+from _released import LOG_LINEAR, REGRESSION, drive, log_linear, regression
 from _report import write_report
 
 from pymc_dp.gibbs.step import PrivacyAwareGibbs
@@ -55,13 +52,9 @@ EXPERIMENTS = {
 
 def covered(model, step, name, seed):
     """Ends of the 90 % intervals, and the smallest number of effective draws."""
-    with model:
-        idata = pm.sample(
-            DRAWS, tune=TUNE, chains=1, cores=1, step=step, random_seed=seed, var_names=[name],
-            progressbar=False, compute_convergence_checks=False,
-        )  # fmt: skip
-    ends = np.quantile(idata["posterior"][name].values[0], [0.05, 0.95], axis=0)
-    return ends, effective(idata, [name]).min()
+    draws = drive(model, step, name, DRAWS, TUNE, seed)
+    ends = np.quantile(draws, [0.05, 0.95], axis=0)
+    return ends, min(float(np.asarray(az.ess(column[None]))) for column in draws.T)
 
 
 def main():
@@ -69,7 +62,6 @@ def main():
     arguments.add_argument("--replications", type=int, default=100)
     arguments.add_argument("--minutes", type=float, default=np.inf)
     asked = arguments.parse_args()
-    logging.getLogger("pymc").setLevel(logging.ERROR)
 
     cases, start = {}, time.monotonic()
     for experiment, (build, simulate, name) in EXPERIMENTS.items():

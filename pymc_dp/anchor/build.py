@@ -126,7 +126,7 @@ class _Builder:
         gradient, tilt = self._noisy_gradient(theta0, W, b, rest - share_H)
         correction = 0.0
         prior_slope = W.T @ self._log_public.gradient(theta0)
-        u1 = np.linalg.solve(A + L0, gradient + prior_slope)
+        u1 = np.asarray(np.linalg.solve(A + L0, gradient + prior_slope), np.float64)
         if np.linalg.norm(u1) > math.sqrt(d):
             closer = self._closer_look(theta0, W, b, u1, again, tilt)
             if closer is not None:
@@ -140,7 +140,7 @@ class _Builder:
             M, _ = self._noisy_hessian(theta0, W, C_H, left)
             curvature = floored(M + L0, 0.2) - L0
         precision = curvature + L0
-        mean = np.linalg.solve(precision, gradient + prior_slope)
+        mean = np.asarray(np.linalg.solve(precision, gradient + prior_slope), np.float64)
         # More noise than this costs little acceptance, and a wider bound clips less.
         typical = 1.05 * math.sqrt(d + float(mean @ mean))
         sigma = noise_sd(c * math.sqrt(2 * d) * typical**order, self._z_chain)

@@ -27,8 +27,9 @@ def noisy_batch_mean(
     r"""Release :math:`\sqrt b\, \bar x + \mathcal N(0, C - s^2)` of a secret batch of b units.
 
     Here :math:`x_j = \operatorname{clip}_B(v_j)/B \in [-1, 1]` for the units j of the batch, and
-    :math:`s^2 = \overline{x^2} - \bar x^2 \le 1` is the variance that drawing a batch gives to
-    :math:`\sqrt b\, \bar x`. Batch and noise together have variance C, whatever the data.
+    :math:`s^2 = (1 - \tfrac bn)(\overline{x^2} - \bar x^2) \le 1` is about the variance that drawing a
+    batch without replacement gives to :math:`\sqrt b\, \bar x`. Batch and noise together have
+    variance C, about, whatever the data; at b = n there is noise only.
 
     **Neighbouring relation**: substitute-one, at a public number of units. **Sensitivity**: a unit of
     the batch moves the mean's term by at most :math:`2/\sqrt b` and :math:`s^2` by at most
@@ -76,7 +77,7 @@ def noisy_batch_mean(
             total += int(np.trunc(x * RESOLUTION).astype(np.int64).sum())
             squares += float(np.square(np.trunc(x * RESOLUTION) / RESOLUTION).sum())
     mean = total / RESOLUTION / batch_size
-    s2 = min(max(squares / batch_size - mean * mean, 0.0), 1.0)
+    s2 = (1 - batch_size / units) * min(max(squares / batch_size - mean * mean, 0.0), 1.0)
     grid = 1 / (math.sqrt(batch_size) * RESOLUTION)
     fresh = noise.discrete_gaussian(math.sqrt(variance - s2) / grid, 1, address)
     return float(total + int(fresh[0])) * grid

@@ -135,7 +135,8 @@ class PrivacyLedger:
     read for it, so that a crash loses nothing and a restored state cannot release twice. The
     composition is adaptive: later runs may be chosen in the light of earlier results, as long as
     the total stays within (ε, δ) fixed beforehand (a privacy filter; Rogers, Roth, Ullman and
-    Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022).
+    Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022). For runs that sample units, or mix
+    Laplace with other noise, no such theorem is known: fix their settings before the first of them.
 
     Examples
     --------

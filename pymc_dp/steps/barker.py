@@ -6,14 +6,15 @@ replacement, T the tempering multiplier and :math:`n_0 = T n`,
 
 .. math::
     r_j &= \operatorname{clip}_{\sqrt b/n_0}(\ell_j(\theta') - \ell_j(\theta)), \qquad
-    s^2 = \tfrac{n_0^2}{b} \operatorname{Var}_j(r_j) \le 1 \\
+    s^2 = \tfrac{n_0^2}{b} \big(1 - \tfrac bn\big) \operatorname{Var}_j(r_j) \le 1 \\
     \hat\lambda &= \tfrac{n_0}{b} \textstyle\sum_j r_j + \mathcal N(0, C - s^2)
         + \log p(\theta') - \log p(\theta) \\
     \text{accept} &\iff \hat\lambda + V_C > 0, \qquad
         \mathcal N(0, C) + V_C \approx \text{Logistic}(0, 1)
 
 The batch's own error has about variance :math:`s^2`, so that error and noise are together about
-N(0, C). (Algorithm 3 as printed leaves out the factors :math:`n_0/n` of both.) The sampler is
+N(0, C). (Algorithm 3 as printed leaves out the factors :math:`n_0/n` of both, and 1 − b/n, by which
+a batch drawn without replacement varies less.) The sampler is
 approximate in three ways: the batch's error is normal only for large b, :math:`V_C` is the best
 there is (see :mod:`~pymc_dp.steps.correction`), and ratios beyond :math:`\sqrt b/n_0` are clipped,
 which without tempering are nearly all of them.
@@ -191,16 +192,13 @@ class DPBarker(PrivateStep):
         return (BarkerBatch(self._variance, self._b, n),)
 
     def _settings(self) -> dict[str, float | str]:
+        covariance = np.asarray(1.0 if self._given_scale is None else self._given_scale)
         return {
             "batch_size": self._b,
             "variance": self._variance,
             "clip_bound": self._bound,
             "correction_cdf_error": self._correction.cdf_error,
-            "scale": (
-                self._first_scale
-                if np.ndim(self._given_scale) == 0
-                else str(np.asarray(self._given_scale).tolist())
-            ),
+            "scale": (self._first_scale if covariance.ndim == 0 else str(covariance.tolist())),
             "tempering": self._tempering,
             "target_accept": self._target_accept,
         }

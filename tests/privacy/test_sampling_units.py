@@ -126,6 +126,31 @@ def test_a_number_past_the_cut_picks_nobody(rate):
     assert first_unit(rate, 2**53 - 1) == math.inf
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.2, 0.6])
+def test_a_sample_goes_on_where_the_words_ran_out(rate):
+    """Zeros pick every unit, until all words are used up; then more are asked for. Nobody is skipped."""
+    asked = []
+    sample = poisson_sample(
+        3000, rate, lambda size: asked.append(size) or np.zeros(size, dtype=np.uint64)
+    )
+    np.testing.assert_array_equal(sample, np.arange(3000))
+    assert len(asked) > 1
+
+
+def test_a_sample_goes_on_after_a_cut_at_the_end_of_the_words():
+    """Cuts only, then zeros: the first units picked are those after the last cut."""
+    rate, calls = 0.25, []
+
+    def words(size):
+        calls.append(size)
+        return np.full(size, LARGEST if len(calls) == 1 else 0, dtype=np.uint64)
+
+    units = 2000
+    sample = poisson_sample(units, rate, words)
+    np.testing.assert_array_equal(sample, np.arange(4 * calls[0], units))
+    assert len(calls) == 1 or len(sample) > 0
+
+
 def test_accounted_rate():
     for rate in np.geomspace(MIN_RATE, 1, 50):
         assert rate < accounted_rate(rate) <= rate * (1 + 2e-6) or accounted_rate(rate) == 1

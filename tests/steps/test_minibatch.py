@@ -13,6 +13,7 @@ from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import PoissonGaussian, times
 from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
+from pymc_dp.steps import penalty as penalty_module
 from pymc_dp.steps import ratio as ratio_module
 from pymc_dp.steps.penalty import penalty_transition
 from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, _penalised, release_bound
@@ -249,6 +250,40 @@ def test_tempered_posterior_long(rate, quiet):
     check_moments(sample, tempered(0.1), bias=(0.02, 0.02))
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(("rate", "most"), [(0.1, 0.30), (0.04, 0.35), (0.02, 0.35)])
+def test_bias_is_as_documented(rate, most):
+    """One long chain: the mean is off by about |γ| v √(T/q) / √(qn) times a tenth to a quarter."""
+    import arviz as az
+
+    tempering, iterations = 0.1, 60_000
+    scale = math.sqrt(rate / (1 - rate) / N) / tempering  # v = 1
+    rng, exact = np.random.default_rng(3), tempered(tempering)
+    ratio = minibatch(0.03, tempering, rate)
+    theta, path = np.log([exact.mean()]), np.empty(iterations)
+    for t in range(iterations):
+        paid = permit(0.03, rate, t)
+        theta, _ = penalty_transition(
+            rng,
+            theta,
+            propose=lambda rng, theta: theta + scale * rng.standard_normal(1),
+            bound=lambda move: ratio.release_bound(10 * abs(float(move[0]))),
+            noisy_ratio=lambda theta, new, paid=paid: ratio(
+                theta, new, 10 * abs(float(new[0] - theta[0])), paid
+            ),
+            log_public=log_public,
+            noise_multiplier=0.03,
+        )
+        path[t] = math.exp(theta[0])
+    ess = float(np.asarray(az.ess(path.reshape(4, -1))))
+    error = (path.mean() - exact.mean()) / exact.std()
+    skewness = 2.0  # of the scores 1 - λy, up to sign
+    rule = skewness * math.sqrt(tempering / rate) / math.sqrt(rate * N)
+    chance = 4 / math.sqrt(ess)
+    assert 0.05 * rule - chance < error < most * rule + chance
+    assert error > chance / 2  # there is a bias, and this chain can tell
+
+
 # -- the step -----------------------------------------------------------------------------------------
 
 
@@ -295,6 +330,39 @@ def test_only_sampled_records_are_evaluated(logistic, quiet):
     assert sizes[::2] == sizes[1::2]
     assert abs(np.mean(sizes) - 40) < 5 * math.sqrt(40 / 30)
     assert len(set(sizes)) > 5
+
+
+def test_the_test_subtracts_the_noise_that_was_added(logistic, monkeypatch):
+    """The bound that the noise is calibrated to is the one whose noise the penalty is for."""
+    added, subtracted = [], []
+    release, sd = ratio_module.poisson_noisy_sum, penalty_module.noise_sd
+    monkeypatch.setattr(
+        ratio_module,
+        "poisson_noisy_sum",
+        lambda terms, **keywords: (
+            added.append(sd(keywords["bound"], keywords["noise_multiplier"]))
+            or release(terms, **keywords)
+        ),
+    )
+    monkeypatch.setattr(
+        penalty_module, "noise_sd", lambda *args: subtracted.append(sd(*args)) or sd(*args)
+    )
+    step = dp.DPPenalty(
+        noise_multiplier=1.5,
+        batch_rate=0.2,
+        tempering=0.3,
+        draws=10,
+        noise=dp.InsecureSeededNoise(1),
+        model=logistic(),
+        **FAST,
+    )
+    step.stop_tuning()
+    subtracted.clear()
+    point = step.model.initial_point()
+    for _ in range(10):
+        point, _ = step.step(point)
+    assert added == subtracted
+    assert len(set(added)) == 10
 
 
 def test_events_and_settings(logistic):
