@@ -8,6 +8,20 @@ from pymc_dp.exceptions import (
     PrivacyError,
     UnsupportedModelError,
 )
+from pymc_dp.gibbs.step import PrivacyAwareGibbs
+from pymc_dp.mechanisms import (
+    DiscreteGaussianMechanism,
+    DiscreteLaplaceMechanism,
+    GaussianMechanism,
+    LaplaceMechanism,
+    ReleasedStatistic,
+    clamp,
+    randomized_response,
+    record_sum,
+    second_moments,
+    second_moments_sensitivity,
+    sum_sensitivity,
+)
 from pymc_dp.plan import plan
 from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_draws
 from pymc_dp.privacy.ledger import PrivacyLedger
@@ -25,19 +39,31 @@ __all__ = [
     "DPSGNHT",
     "DPBarker",
     "DPPenalty",
+    "DiscreteGaussianMechanism",
+    "DiscreteLaplaceMechanism",
+    "GaussianMechanism",
     "InsecureSeededNoise",
+    "LaplaceMechanism",
     "LedgerError",
+    "PrivacyAwareGibbs",
     "PrivacyBudgetExceeded",
     "PrivacyConfigurationError",
     "PrivacyError",
     "PrivacyLedger",
+    "ReleasedStatistic",
     "UnsupportedModelError",
     "__version__",
     "calibrate_batch_size",
     "calibrate_noise",
+    "clamp",
     "max_draws",
     "plan",
     "privacy_report",
+    "randomized_response",
+    "record_sum",
     "release",
     "sample",
+    "second_moments",
+    "second_moments_sensitivity",
+    "sum_sensitivity",
 ]

@@ -11,6 +11,7 @@ import xarray as xr
 from pymc_dp._version import __version__
 from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyError
+from pymc_dp.gibbs.metadata import is_post_processing, stamp
 from pymc_dp.privacy.events import from_json
 from pymc_dp.privacy.guarantee import describe
 from pymc_dp.steps.base import STATS, PrivateStep, guarantee_of_run
@@ -31,6 +32,10 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
     ``privacy`` group. ``pymc_dp.sample`` has called it already; use it on the result of a plain
     ``pm.sample``. Releasing twice changes nothing.
 
+    A result of :class:`~pymc_dp.PrivacyAwareGibbs` was computed from statistics that are released
+    already: nothing is dropped, and the attributes say what their release guarantees. Whatever else
+    the model observes is taken as public.
+
     Parameters
     ----------
     idata : InferenceData or DataTree
@@ -50,6 +55,8 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
         If the draws were not made by a private step alone, or the run is not known.
     """
     groups = groups_of(idata)
+    if is_post_processing(groups):
+        return stamp(idata)
     carried = _identify(groups)
     attrs = {k: v for k, v in root_attrs(idata).items() if k in _SAFE_ATTRS}
     attrs |= _promise(root_attrs(idata), carried, step)
@@ -201,7 +208,8 @@ def privacy_report(idata: Any) -> PrivacyReport:
         raise PrivacyError(
             "This result carries no privacy statement. Pass it through `pymc_dp.release(...)` first."
         )
-    _identify(groups_of(idata))
+    if not is_post_processing(groups_of(idata)):
+        _identify(groups_of(idata))
     settings = json.loads(attrs.get("privacy_settings", "{}"))
     rows = [
         ("Guarantee", f"ε = {attrs['privacy_epsilon']:g}, δ = {attrs['privacy_delta']:.3g}"),

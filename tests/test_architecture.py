@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "anchor": {"exceptions", "privacy", "likelihood"},
     "steps": {"exceptions", "compat", "privacy", "likelihood", "anchor"},
     "plan": {"exceptions", "privacy", "steps", "tables"},
-    "results": {"exceptions", "_version", "compat", "privacy", "steps", "tables"},
+    "results": {"exceptions", "_version", "compat", "privacy", "steps", "gibbs", "tables"},
     "sampling": {"exceptions", "privacy", "steps", "plan", "results"},
 }
 

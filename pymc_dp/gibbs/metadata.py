@@ -18,7 +18,12 @@ _STATS = ("release_epsilon", "release_delta")
 def is_post_processing(groups: Mapping[str, xr.Dataset]) -> bool:
     """Whether these draws were made from released statistics by ``PrivacyAwareGibbs``."""
     stats = groups.get("sample_stats")
-    return stats is not None and set(_STATS) <= set(stats.data_vars)
+    # A private step's draws are never taken for post-processing, whatever else ran beside it.
+    return (
+        stats is not None
+        and set(_STATS) <= set(stats.data_vars)
+        and "privacy_run" not in stats.data_vars
+    )
 
 
 def stamp(idata: Any) -> Any:

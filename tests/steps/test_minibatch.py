@@ -246,7 +246,7 @@ def test_step_in_pymc_reaches_the_tempered_posterior(update, quiet):
 @pytest.mark.nightly
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.2, 0.5])
 def test_tempered_posterior_long(rate, quiet):
-    sample = through_pymc(60_000, quiet, batch_rate=rate, scale=0.2)
+    sample = through_pymc(30_000, quiet, batch_rate=rate, scale=0.2)
     check_moments(sample, tempered(0.1), bias=(0.02, 0.02))
 
 
