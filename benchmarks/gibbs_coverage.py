@@ -11,6 +11,7 @@ import time
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
+import arviz as az
 import numpy as np
 from _released import LOG_LINEAR, REGRESSION, drive, log_linear, regression
 from _report import write_report

@@ -58,7 +58,7 @@ PAPER_PROBLEMS = {
     "banana": partial(banana, 100_000, 2, 20.0, first_variances=(2000.0, 2500.0)),
     "10-d Gaussian": partial(random_gaussian, 100_000, 10, 15.0),
 }
-PAPER_CHAINS, PAPER_DRAWS, PAPER_RATE = 4, 2000, 0.01
+PAPER_CHAINS, PAPER_DRAWS, PAPER_RATE = 4, 5000, 0.01
 # The largest steps to be taken, from `tune`.
 STEP_SIZES = {
     ("banana", "DPSGLD"): 2e-4,
