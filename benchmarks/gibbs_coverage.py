@@ -1,6 +1,6 @@
 """Coverage of the 90 % intervals of PrivacyAwareGibbs when the truth is drawn from the prior.
 
-python benchmarks/gibbs_coverage.py                     # 100 replications: about half an hour
+python benchmarks/gibbs_coverage.py                     # 100 replications
 python benchmarks/gibbs_coverage.py --replications 20
 python benchmarks/gibbs_coverage.py --minutes 15        # as many as fit
 """

@@ -45,7 +45,7 @@ def noisy_batch_mean(
     Parameters
     ----------
     terms_of : callable
-        ``units -> `` chunks of those units' scalar terms; called once, after the permit is taken.
+        ``units ->`` chunks of those units' scalar terms; called once, after the permit is taken.
     units, batch_size : int
         n and b, public.
     bound : float

@@ -102,7 +102,7 @@ def poisson_noisy_sum(
     Parameters
     ----------
     terms_of : callable
-        ``units -> `` chunks of those units' terms; called once, after the permit is taken.
+        ``units ->`` chunks of those units' terms; called once, after the permit is taken.
     units : int
         Public number of units.
     sampling_rate : float

@@ -15,6 +15,8 @@ B is the same in both directions, so the penalty test (Ceperley and Dewing, 1999
 as long as no residual is clipped, the posterior times :math:`e^{\xi^\top u + u^\top \Xi u/2}`: ξ
 and Ξ are the anchor's own noise, of known law. Moves are autoregressive ones that leave the anchor's
 normal approximation invariant, and random walks, at random.
+
+Not public yet: what is missing is listed in the developer's pages on the architecture.
 """
 
 import logging

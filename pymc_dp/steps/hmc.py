@@ -126,7 +126,7 @@ def hmc_transition(
     theta : ndarray, shape (d,)
         Current point.
     gradient : callable
-        ``theta -> `` noisy gradient of the log density, with fresh noise at each call.
+        ``theta ->`` noisy gradient of the log density, with fresh noise at each call.
     mass : Mass
         M.
     step_size : float

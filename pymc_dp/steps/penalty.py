@@ -78,7 +78,7 @@ def penalty_transition(
     propose : callable
         ``(rng, theta) -> theta'``, symmetric.
     bound : callable
-        ``theta' - theta -> `` bound on a unit's part of the released ratio, T times B; even, so that
+        ``theta' - theta ->`` bound on a unit's part of the released ratio, T times B; even, so that
         both directions of a move get the same noise.
     noisy_ratio : callable
         ``(theta, theta') -> float``: the released, tempered log-likelihood ratio. The only part that

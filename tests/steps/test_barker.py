@@ -184,7 +184,7 @@ def test_another_temperature_would_be_seen(drawn):
     ("batch_size", "variance"), [(500, 2.0), (1000, 2.0), (1000, 1.2), (1000, 2.6)]
 )
 def test_tempered_posterior_long(batch_size, variance):
-    sample = draw(30_000, batch_size=batch_size, variance=variance).posterior["logit"].values
+    sample = draw(15_000, batch_size=batch_size, variance=variance).posterior["logit"].values
     check(sample, Quadrature(T), bias=0.02)
 
 
