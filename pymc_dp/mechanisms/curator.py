@@ -12,7 +12,7 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.law import Family, NoiseLaw, charged_multiplier, noise_law
 from pymc_dp.mechanisms.released import ReleasedStatistic
 from pymc_dp.mechanisms.statistics import sum_sensitivity
-from pymc_dp.privacy.events import Event, Gaussian, Laplace
+from pymc_dp.privacy.events import Event, Gaussian, Laplace, Pure
 from pymc_dp.privacy.ledger import PrivacyLedger, RunPlan
 from pymc_dp.privacy.noise import SecureNoise
 
@@ -69,8 +69,7 @@ def release_sum(
             f"{name}: the sum does not fit 64-bit integers at granularity {step:g}. Use a larger "
             "`granularity` or narrower `bounds`."
         )
-    multiplier = charged_multiplier(family, True, noise_scale / sensitivity, noise_scale / step)
-    _pay(ledger, name, description, _event(family, multiplier))
+    _pay(ledger, name, description, _event(law, noise_scale / sensitivity, noise_scale / step))
 
     # From here on the data are read.
     clamped = np.clip(np.where(np.isnan(records), lower, records), lower, upper)
@@ -90,8 +89,19 @@ def release_sum(
     )
 
 
-def _event(family: Family, noise_multiplier: float) -> Event:
-    return Laplace(noise_multiplier) if family == "laplace" else Gaussian(noise_multiplier)
+def _event(law: NoiseLaw, noise_multiplier: float, grid_scale: float) -> Event:
+    r"""What a release with noise on a grid costs, `grid_scale` being its scale in the grid's steps.
+
+    Discrete Laplace noise is as pure as the continuous one, but not dominated by it: a shift of one
+    step is randomised response with :math:`\varepsilon = 1/b`. On a fine grid the Laplace release of
+    the same total variation :math:`\tanh(1/2b)`, which dominates it, is hardly larger.
+    """
+    if law.family == "gaussian":
+        return Gaussian(charged_multiplier(noise_multiplier, grid_scale))
+    if law.discrete:
+        return Pure(1 / noise_multiplier)
+    shift = 1 / grid_scale
+    return Laplace(noise_multiplier * shift / (-2 * math.log1p(-math.tanh(shift / 2))))
 
 
 def _pay(ledger: PrivacyLedger | None, name: str, description: str | None, event: Event) -> None:

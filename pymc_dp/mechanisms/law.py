@@ -110,9 +110,8 @@ def noise_law(
         if family == "laplace":
             epsilon = 1 / z
         elif delta is not None:
-            epsilon = float(
-                gaussian_epsilon(1 / charged_multiplier(family, discrete, z, array), delta)
-            )
+            charged = charged_multiplier(z, array) if discrete else z
+            epsilon = float(gaussian_epsilon(1 / charged, delta))
     if discrete and family == "gaussian" and (array < MIN_DISCRETE_GAUSSIAN_SCALE).any():
         raise PrivacyConfigurationError(
             f"{name!r}: discrete Gaussian noise needs a `scale` of at least "
@@ -132,36 +131,22 @@ def noise_per_sensitivity(name: str, family: Family, epsilon: float, delta: floa
     return calibrate_noise(epsilon=epsilon, delta=delta, draws=1)
 
 
-def charged_multiplier(
-    family: Family, discrete: bool, noise_multiplier: float, grid_scale: ArrayLike
-) -> float:
-    r"""Noise multiplier of a continuous release that is at least as revealing as a discrete one.
+def charged_multiplier(noise_multiplier: float, grid_scale: ArrayLike) -> float:
+    r"""Multiplier of Gaussian noise that is at least as revealing as discrete Gaussian noise.
 
     Noise on a grid reveals more than noise on the line, by a factor that vanishes as the noise gets
-    wide compared with the grid. With b or σ the scale in steps of the grid:
-
-    - discrete Laplace noise of a step's shift is randomised response with :math:`\varepsilon = 1/b`.
-      Its total variation :math:`\tanh(1/2b)` is that of a Laplace release with
-      :math:`\varepsilon' = -2 \ln(1 - \tanh(1/2b))`, which dominates it;
-    - discrete Gaussian noise is dominated by Gaussian noise with a multiplier smaller by
-      :math:`1 + 1/16\sigma^2` for :math:`\sigma \ge 0.5` (found numerically, and tested).
+    wide compared with the grid: discrete Gaussian noise is dominated by Gaussian noise with a
+    multiplier smaller by :math:`1 + 1/16\sigma^2`, σ in steps of the grid, for
+    :math:`\sigma \ge 0.5` (found numerically, and tested).
 
     Parameters
     ----------
-    family, discrete
-        See :class:`NoiseLaw`.
     noise_multiplier : float
-        Scale of the noise / sensitivity.
+        Standard deviation of the noise / sensitivity.
     grid_scale : float
-        Scale of the noise in steps of its grid.
+        Standard deviation of the noise in steps of its grid.
     """
-    if not discrete:
-        return noise_multiplier
-    steps = float(np.min(grid_scale))
-    if family == "gaussian":
-        return noise_multiplier / _discrete_gaussian_factor(steps)
-    a = 1 / steps
-    return noise_multiplier * a / (-2 * math.log1p(-math.tanh(a / 2)))
+    return noise_multiplier / _discrete_gaussian_factor(float(np.min(grid_scale)))
 
 
 def _discrete_gaussian_factor(scale: float) -> float:

@@ -20,13 +20,22 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import erfc, erfcx
 
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, times
+from pymc_dp.privacy.events import (
+    BarkerBatch,
+    Event,
+    Gaussian,
+    Laplace,
+    PoissonGaussian,
+    Pure,
+    times,
+)
 from pymc_dp.privacy.pld import (
     Pair,
     laplace_delta,
     pld_epsilon,
     poisson_gaussian_delta,
     poisson_gaussian_deviation,
+    pure_delta,
 )
 from pymc_dp.privacy.rdp import ORDERS, barker_curve, rdp_epsilon, without_replacement
 
@@ -228,26 +237,32 @@ def _merged(events: Iterable[Event]) -> list[Event]:
 
 
 def _additive_noise_epsilon(
-    events: list[Gaussian | Laplace | PoissonGaussian], delta: float
+    events: list[Gaussian | Laplace | Pure | PoissonGaussian], delta: float
 ) -> float:
     gaussians = [e for e in events if isinstance(e, Gaussian)]
     laplaces = [e for e in events if isinstance(e, Laplace)]
+    pures = [e for e in events if isinstance(e, Pure)]
     sampled = [e for e in events if isinstance(e, PoissonGaussian)]
     mu = gaussian_mu(gaussians)
-    if not laplaces and not sampled:
+    if not laplaces and not pures and not sampled:
         return float(gaussian_epsilon(mu, delta))
-    if any(e.noise_multiplier == 0 for e in events):
+    noisy: list[Gaussian | Laplace | PoissonGaussian] = [*gaussians, *laplaces, *sampled]
+    if any(e.noise_multiplier == 0 for e in noisy):
         return math.inf
 
     pure = math.fsum(e.count / e.noise_multiplier for e in laplaces)
+    pure += math.fsum(e.count * e.epsilon for e in pures)
     unsampled = [Gaussian(e.noise_multiplier, e.count) for e in sampled]
     simple = float(gaussian_epsilon(gaussian_mu(gaussians + unsampled), delta)) + _rounded_up(pure)
-    if delta < _LEAST_DELTA or min(e.noise_multiplier for e in events) < _LEAST_MULTIPLIER:
+    sizes = [*(e.noise_multiplier for e in noisy), *(1 / e.epsilon for e in pures)]
+    if delta < _LEAST_DELTA or min(sizes) < _LEAST_MULTIPLIER:
         return simple
     pairs = [Pair(partial(gaussian_delta, mu=mu), mu, 1)] if gaussians else []
     for noise in laplaces:
         z = noise.noise_multiplier
         pairs.append(Pair(partial(laplace_delta, noise_multiplier=z), 1 / z, noise.count))
+    for e in pures:
+        pairs.append(Pair(partial(pure_delta, total=e.epsilon), e.epsilon, e.count))
     for release in sampled:
         z, q = release.noise_multiplier, release.sampling_rate
         one = partial(poisson_gaussian_delta, noise_multiplier=z, sampling_rate=q)

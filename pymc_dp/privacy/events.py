@@ -69,6 +69,27 @@ class Laplace(_Release):
 
 
 @dataclass(frozen=True)
+class Pure:
+    """`count` releases, each ε-differentially private, whatever the mechanism.
+
+    Parameters
+    ----------
+    epsilon : float
+        ε of one release.
+    count : int
+        How many such releases.
+    """
+
+    epsilon: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.epsilon) or self.epsilon <= 0:
+            _refuse("epsilon", "a positive, finite number", self.epsilon)
+        _check_whole("count", self.count)
+
+
+@dataclass(frozen=True)
 class PoissonGaussian:
     """`count` Gaussian releases of a sum over a secret Poisson sample of the units.
 
@@ -128,12 +149,13 @@ class BarkerBatch:
         _check_whole("count", self.count)
 
 
-Event = Gaussian | Laplace | PoissonGaussian | BarkerBatch
+Event = Gaussian | Laplace | Pure | PoissonGaussian | BarkerBatch
 
 # A closed list: a ledger file can never make the reader import or run anything.
 _KINDS: dict[str, type[Event]] = {
     "gaussian": Gaussian,
     "laplace": Laplace,
+    "pure": Pure,
     "poisson_gaussian": PoissonGaussian,
     "barker_batch": BarkerBatch,
 }

@@ -13,6 +13,7 @@ from pymc_dp.privacy.events import (
     Event,
     Gaussian,
     PoissonGaussian,
+    Pure,
     to_json,
 )
 from pymc_dp.privacy.ledger import RunPlan
@@ -29,6 +30,8 @@ def describe(event: Event) -> str:
                 f"gaussian of samples, each unit at rate {event.sampling_rate:.6g}, noise multiplier "
                 f"{event.noise_multiplier:.6g}"
             )
+        case Pure():
+            return f"pure, ε = {event.epsilon:.6g} each"
         case BarkerBatch():
             return (
                 f"Barker tests on batches of {event.batch_size:,} of {event.units:,} units, "

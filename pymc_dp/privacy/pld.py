@@ -64,6 +64,16 @@ def laplace_delta(epsilon: ArrayLike, noise_multiplier: float) -> Any:
     return np.maximum(-np.expm1((np.asarray(epsilon, float) - 1 / noise_multiplier) / 2), 0.0)
 
 
+def pure_delta(epsilon: ArrayLike, total: float) -> Any:
+    r"""δ of one ε₀-private release: :math:`(e^{\varepsilon_0} - e^\varepsilon)_+ / (1 + e^{\varepsilon_0})`.
+
+    That of randomised response, which dominates every ε₀-private mechanism (Kairouz, Oh and
+    Viswanath, 2015, Theorem 2.5).
+    """
+    gap = -np.expm1(np.minimum(np.asarray(epsilon, float) - total, 0.0))
+    return gap / (1 + math.exp(-total))
+
+
 def poisson_gaussian_delta(
     epsilon: ArrayLike, noise_multiplier: float, sampling_rate: float
 ) -> Any:

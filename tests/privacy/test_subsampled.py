@@ -10,12 +10,12 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as google
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 from scipy.special import expit, ndtr
 
 from pymc_dp.privacy import accounting
 from pymc_dp.privacy.accounting import composed_epsilon, gaussian_delta, spending_curve
-from pymc_dp.privacy.events import BarkerBatch, Gaussian, Laplace, PoissonGaussian, times
+from pymc_dp.privacy.events import BarkerBatch, Gaussian, Laplace, PoissonGaussian, Pure, times
 from pymc_dp.privacy.pld import Pair, laplace_delta, pld_epsilon, poisson_gaussian_delta
 from pymc_dp.privacy.rdp import barker_curve, rdp_epsilon, without_replacement
 
@@ -409,3 +409,22 @@ def test_the_spending_curve_is_an_upper_bound_that_ends_at_the_cost(events, iter
     for k in {1, min(3, iterations), max(1, iterations // 3)}:
         true = composed_epsilon(times(events, k), 1e-6)
         assert true * (1 - CLOSE) <= curve[k - 1] <= composed_epsilon(times(events, 2 * k), 1e-6)
+
+
+def test_pure_releases_are_randomised_responses():
+    """Against the exact binomial sum of k randomised responses, and the pure bound."""
+    epsilon, count, delta = 0.1, 400, 1e-6
+    p = 1 / (1 + math.exp(-epsilon))
+    wins = np.arange(count + 1)
+    loss = epsilon * (2 * wins - count)
+    mass = stats.binom.pmf(wins, count, p)
+
+    def exact_delta(e):
+        return mass @ np.maximum(-np.expm1(e - loss), 0.0)
+
+    found = composed_epsilon([Pure(epsilon, count)], delta)
+    exact = optimize.brentq(lambda e: exact_delta(e) - delta, 0.0, epsilon * count)
+    assert exact <= found <= 1.01 * exact
+    assert composed_epsilon([Pure(1.0)], 1e-9) == pytest.approx(1.0, rel=1e-6)
+    assert composed_epsilon([Pure(1.0), Gaussian(5.0)], 1e-6) > composed_epsilon([Pure(1.0)], 1e-6)
+    assert composed_epsilon([Pure(30.0, 100)], 1e-6) <= 3000 * (1 + 1e-6)

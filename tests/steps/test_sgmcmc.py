@@ -218,6 +218,27 @@ def test_sgnht_absorbs_the_noise_of_samples():
     assert step.friction > step._diffusion + step._step_size * step._sigma**2 / 2
 
 
+def test_the_friction_adapts_on_a_narrow_posterior():
+    """At the default step and diffusion, to the error of samples that it is not told of.
+
+    The friction must rise in a number of steps that does not grow with the precision of the posterior.
+    """
+    n, q = 20_000, 0.02
+    data = np.resize([-1.0, 1.0], n)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", data))
+    step = built(dp.DPSGNHT, model, batch_rate=q, noise_multiplier=0.01, tempering=1.0)
+    error = step._step_size * math.sqrt(n * (1 - q) / q)
+    assert 0.6 < error < 0.8  # of the momentum, in a step
+    point, kinetic = {"mu": np.array(0.0)}, []
+    for _ in range(3000):
+        point, _ = step.step(point)
+        kinetic.append(step.momentum[0] ** 2)
+    # Independent within about five steps, and E p⁴ is about 3.
+    assert np.mean(kinetic[1000:]) == pytest.approx(1, abs=5 * math.sqrt(2 / 400))
+
+
 # -- what they do around that -------------------------------------------------------------------------
 
 
