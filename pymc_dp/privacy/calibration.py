@@ -247,7 +247,13 @@ def _largest_count(cost: Callable[[int], float], epsilon: float) -> int:
 
 
 def calibrate_batch_size(
-    *, epsilon: float, delta: float, draws: int, units: int, variance: float = 2.0
+    *,
+    epsilon: float,
+    delta: float,
+    draws: int,
+    units: int,
+    variance: float = 2.0,
+    at_most: int | None = None,
 ) -> int:
     """Largest batch with which `draws` private Barker tests cost at most (ε, δ).
 
@@ -261,6 +267,8 @@ def calibrate_batch_size(
         n, from which each batch is drawn without replacement, in secret.
     variance : float
         C in (1, π²/3): variance of the noise and the batch together.
+    at_most : int, optional
+        Look at batches up to this size only. Default: all units.
 
     Returns
     -------
@@ -295,7 +303,8 @@ def calibrate_batch_size(
     def cost(b: int) -> float:
         return composed_epsilon([BarkerBatch(variance, b, units, draws)], delta)
 
-    sizes = np.unique(np.geomspace(_SMALLEST_BATCH, units, 50).round().astype(int)).tolist()
+    most = units if at_most is None else min(units, max(_SMALLEST_BATCH, at_most))
+    sizes = np.unique(np.geomspace(_SMALLEST_BATCH, most, 50).round().astype(int)).tolist()
     within = [i for i, b in enumerate(sizes) if cost(b) <= epsilon]
     if not within:
         cheapest = min(sizes, key=cost)
@@ -305,7 +314,7 @@ def calibrate_batch_size(
             "`epsilon`, fewer `draws` or more data."
         )
     low = sizes[within[-1]]
-    high = sizes[within[-1] + 1] if low < units else units + 1
+    high = sizes[within[-1] + 1] if low < most else most + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if cost(middle) <= epsilon else (low, middle)

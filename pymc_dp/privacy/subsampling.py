@@ -23,8 +23,8 @@ def accounted_rate(rate: float) -> float:
     r"""Rate to charge for :func:`poisson_sample` at `rate`: a little more.
 
     The gaps are computed in floating point from numbers of 53 bits. Given what happened to the units
-    before it, a unit enters with probability :math:`q (1 \pm 2^{-48}/q)`, a relative error below
-    1e-7 for every allowed rate; the margin is ten times that.
+    before it, a unit enters with probability :math:`q (1 \pm 2^{-48}/q(1-q))`, a relative error below
+    1e-7 for every allowed rate up to 1 − 1e-7, and no error at 1; the margin is ten times that.
     """
     return min(1.0, rate * (1 + _RATE_MARGIN))
 
@@ -66,9 +66,14 @@ def poisson_sample(units: int, rate: float, words: Words) -> NDArray[np.int64]:
 def fixed_size_sample(units: int, size: int, words: Words) -> NDArray[np.int64]:
     """`size` of `units`, every subset with the same probability; in increasing order.
 
-    The first `size` distinct values of a sequence of uniform ones; a word beyond the largest
+    A large sample is what a small one leaves out. The first `size` distinct values of a sequence of uniform ones; a word beyond the largest
     multiple of `units` is thrown away, so that the values are exactly uniform.
     """
+    if 2 * size > units:
+        left_out = fixed_size_sample(units, units - size, words)
+        return np.delete(np.arange(units), left_out)
+    if size == 0:
+        return np.empty(0, np.int64)
     limit = np.uint64(2**64 - 2**64 % units - 1)
     drawn = np.empty(0, np.int64)
     while True:

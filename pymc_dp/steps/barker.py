@@ -40,6 +40,10 @@ from pymc_dp.steps.base import PrivateStep, PrivateStepState, check_finite_epsil
 from pymc_dp.steps.correction import logistic_correction
 from pymc_dp.steps.settings import Vector, fraction, positive, proposal_factor, whole
 
+# Times the tempered number of units: with such a batch, the clip bound is three times the ratio of a
+# record with a score of one at a move of the usual length.
+_ENOUGH = 50
+
 
 @dataclass_state
 class DPBarkerState(PrivateStepState):
@@ -60,7 +64,8 @@ class DPBarker(PrivateStep):
         costs budget, tuning included; `tune` is 0 by default.
     epsilon, delta : float, optional
         The budget of the whole run, which fixes the batch size: the largest one that the budget
-        pays for. `delta` defaults to the ledger's, or to 0.1 / units without one.
+        pays for, up to 50 T n, beyond which little is clipped anyway. `delta` defaults to the
+        ledger's, or to 0.1 / units without one.
     batch_size : int, optional
         Instead of `epsilon`: b. More units in a batch clip less and cost more.
     variance : float
@@ -180,7 +185,12 @@ class DPBarker(PrivateStep):
         n = self._roles.n_units
         if epsilon is not None:
             self._b = calibrate_batch_size(
-                epsilon=epsilon, delta=delta, draws=iterations, units=n, variance=self._variance
+                epsilon=epsilon,
+                delta=delta,
+                draws=iterations,
+                units=n,
+                variance=self._variance,
+                at_most=math.ceil(_ENOUGH * self._tempering * n),
             )
         elif self._given_batch_size is not None:
             self._b = self._given_batch_size

@@ -15,12 +15,13 @@ variance η, of which the noise already in the gradient is a part,
           + \mathcal N\big(0, \eta - \tfrac{\eta^2}{4} \sigma_g^2\big)
 
 **Nosé-Hoover thermostat** (SGNHT; Ding et al., 2014), step size h, diffusion A: the friction ξ finds
-the level at which the momentum has the right temperature, whatever the noise of the gradient,
+the level at which the momentum has the right temperature, whatever the noise of the gradient; its
+thermal mass Q = 1/(T n) lets it adapt within as many steps as θ needs,
 
 .. math::
     p \leftarrow p - \xi p h + \tilde g h + \mathcal N(0, 2 A h), \quad
     \theta \leftarrow \theta + p h, \quad
-    \xi \leftarrow \xi + (p^\top p / d - 1)\, h
+    \xi \leftarrow \xi + (p^\top p / d - 1)\, h / Q
 
 Neither has the posterior as its limit: a fixed step size, clipped gradients and the sampling's own
 noise (in SGLD) all leave a bias that no number of draws removes. They are here for comparison.
@@ -70,12 +71,14 @@ def thermostat_update(
     *,
     step_size: float,
     diffusion: float,
+    thermal_mass: float,
 ) -> tuple[Vector, Vector, float]:
     """One step of SGNHT: θ, p and ξ."""
     h = step_size
     kick = math.sqrt(2 * diffusion * h) * rng.standard_normal(theta.size)
     p = p - friction * h * p + h * gradient + kick
-    return theta + h * p, p, friction + h * (float(p @ p) / theta.size - 1)
+    heat = float(p @ p) / theta.size - 1
+    return theta + h * p, p, friction + h * heat / thermal_mass
 
 
 class _StochasticGradientStep(PrivateStep):
@@ -142,8 +145,13 @@ class _StochasticGradientStep(PrivateStep):
     def _move(self, theta: Vector, gradient: Vector) -> Vector:
         """The next point, which may be outside the support."""
 
-    def _stay(self) -> None:
-        """The next point was refused."""
+    def _settle(self, moved: bool) -> None:
+        """Say whether the next point was taken."""
+
+    def _total_noise_sd(self) -> float:
+        """Of the gradient: privacy noise, and what samples of records with scores of about one add."""
+        T, q, n = self._tempering, self._rate, self._roles.n_units
+        return math.hypot(self._sigma, T * math.sqrt(n * (1 - q) / q))
 
     def _configure(self, d: int) -> None:
         n, given = self._roles.n_units, self._given
@@ -212,8 +220,7 @@ class _StochasticGradientStep(PrivateStep):
         with np.errstate(all="ignore"):
             new = self._move(theta, gradient)
         inside = bool(np.isfinite(new).all()) and self._log_public(new) > -math.inf
-        if not inside:  # decided on the release and public numbers
-            self._stay()
+        self._settle(inside)  # decided on the release and public numbers
         stats = {"accepted": inside, "accept_rate": float(inside), "scale": self._step_size}
         return (new if inside else theta), stats
 
@@ -240,8 +247,8 @@ class DPSGLD(_StochasticGradientStep):
         q in (0, 1]: probability with which a unit enters an iteration's secret sample. Default:
         1000 units, or all.
     step_size : float, optional
-        η. Default: 0.2/(T n), or less where the privacy noise would exceed half of the noise that
-        Langevin dynamics needs.
+        η. Default: 0.2/(T n), or less where the gradient's noise would exceed half of the noise
+        that Langevin dynamics needs.
     tempering, unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
         As in :class:`~pymc_dp.DPPenalty`.
 
@@ -263,7 +270,8 @@ class DPSGLD(_StochasticGradientStep):
 
     def _default_step_size(self) -> float:
         pull = 2 * _DEFAULT_PULL / (self._tempering * self._roles.n_units)
-        return min(pull, 2 / self._sigma**2) if self._sigma > 0 else pull
+        noise = self._total_noise_sd()
+        return min(pull, 2 / noise**2) if noise > 0 else pull
 
     def _calibrate(self, *args: Any) -> tuple[Event, ...]:
         events = super()._calibrate(*args)
@@ -294,9 +302,8 @@ class DPSGNHT(_StochasticGradientStep):
 
     Parameters
     ----------
-    {_SHARED}
     step_size : float, optional
-        h. Default: :math:`0.1/\sqrt{{T n}}`, or less where the privacy noise of one step would
+        h. Default: :math:`0.1/\sqrt{T n}`, or less where the gradient's noise in one step would
         exceed half the momentum's own size.
     diffusion : float, optional
         A. Default 0.1/h.
@@ -328,7 +335,8 @@ class DPSGNHT(_StochasticGradientStep):
 
     def _default_step_size(self) -> float:
         pull = _DEFAULT_PULL / math.sqrt(self._tempering * self._roles.n_units)
-        return min(pull, 0.5 / self._sigma) if self._sigma > 0 else pull
+        noise = self._total_noise_sd()
+        return min(pull, 0.5 / noise) if noise > 0 else pull
 
     @property
     def _diffusion(self) -> float:
@@ -343,7 +351,7 @@ class DPSGNHT(_StochasticGradientStep):
         self.friction = self._diffusion + self._step_size * self._sigma**2 / 2
 
     def _move(self, theta: Vector, gradient: Vector) -> Vector:
-        new, self.momentum, self.friction = thermostat_update(
+        new, momentum, friction = thermostat_update(
             self.rng,
             theta,
             self.momentum,
@@ -351,8 +359,14 @@ class DPSGNHT(_StochasticGradientStep):
             gradient,
             step_size=self._step_size,
             diffusion=self._diffusion,
+            thermal_mass=1 / (self._tempering * self._roles.n_units),
         )
+        self._next = momentum, friction
         return new
 
-    def _stay(self) -> None:
-        self.momentum = self.rng.standard_normal(self._d)
+    def _settle(self, moved: bool) -> None:
+        momentum, friction = self._next
+        if moved and math.isfinite(friction):
+            self.momentum, self.friction = momentum, friction
+        else:
+            self.momentum = self.rng.standard_normal(self._d)
