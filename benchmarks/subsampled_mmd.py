@@ -59,7 +59,7 @@ PAPER_PROBLEMS = {
     "10-d Gaussian": partial(random_gaussian, 100_000, 10, 15.0),
 }
 PAPER_CHAINS, PAPER_DRAWS, PAPER_RATE = 4, 5000, 0.01
-# The largest steps to be taken, from `tune`.
+# The largest steps to be taken: chosen by eye from `tune`, whose two runs each hardly tell neighbours apart.
 STEP_SIZES = {
     ("banana", "DPSGLD"): 2e-4,
     ("banana", "DPSGNHT"): 4e-3,

@@ -88,25 +88,32 @@ class Permit:
     slot: int
     iteration: int
     events: tuple[Event, ...]
-    _taken: list[Event] = field(default_factory=list)
+    _left: dict[Event, int] = field(init=False, repr=False, compare=False)
+    _taken: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._left = {}
+        for e in self.events:
+            one = replace(e, count=1)
+            self._left[one] = self._left.get(one, 0) + e.count
 
     def take(self, release: Event) -> tuple[int, int, int]:
-        """Use up one release of this kind and noise; return its address.
+        """Use up one release of this kind and noise (of count 1); return its address.
 
         Raises
         ------
         PrivacyBudgetExceeded
             If no such release is left in the permit.
         """
-        release = replace(release, count=1)
-        covered = sum(e.count for e in self.events if replace(e, count=1) == release)
-        if self._taken.count(release) >= covered:
+        left = self._left.get(release, 0)
+        if left < 1:
             raise PrivacyBudgetExceeded(
                 f"The release {release} is not, or no longer, part of what this iteration has "
                 "paid for."
             )
-        self._taken.append(release)
-        return self.slot, self.iteration, len(self._taken) - 1
+        self._left[release] = left - 1
+        self._taken += 1
+        return self.slot, self.iteration, self._taken - 1
 
 
 class PrivacyLedger:
