@@ -194,7 +194,7 @@ class DPPenalty(PrivateStep):
         T in (0, 1], multiplies the log-likelihood (n0/n in the papers). Default 1.
     batch_rate : float, optional
         q in (0, 1]: evaluate, in every iteration, a secret sample that each unit enters with this
-        probability. Cheaper in time and in budget, but approximate, and useful with tempering only:
+        probability. Saves time with many records, but is approximate, and useful with tempering only:
         see the notes. Default 1: every unit.
     unit : str, int or array, optional
         Unit of privacy: the records' dimension, their axis, or an identifier per record when a
