@@ -16,7 +16,7 @@ variance η, of which the noise already in the gradient is a part,
 
 **Nosé-Hoover thermostat** (SGNHT; Ding et al., 2014), step size h, diffusion A: the friction ξ finds
 the level at which the momentum has the right temperature, whatever the noise of the gradient; its
-thermal mass Q = 1/(T n) lets it adapt within as many steps as θ needs,
+thermal mass Q = 100 h² lets it adapt within as many steps as θ needs,
 
 .. math::
     p \leftarrow p - \xi p h + \tilde g h + \mathcal N(0, 2 A h), \quad
@@ -351,6 +351,7 @@ class DPSGNHT(_StochasticGradientStep):
         self.friction = self._diffusion + self._step_size * self._sigma**2 / 2
 
     def _move(self, theta: Vector, gradient: Vector) -> Vector:
+        relative = self._step_size / _DEFAULT_PULL
         new, momentum, friction = thermostat_update(
             self.rng,
             theta,
@@ -359,7 +360,7 @@ class DPSGNHT(_StochasticGradientStep):
             gradient,
             step_size=self._step_size,
             diffusion=self._diffusion,
-            thermal_mass=1 / (self._tempering * self._roles.n_units),
+            thermal_mass=relative * relative,
         )
         self._next = momentum, friction
         return new
