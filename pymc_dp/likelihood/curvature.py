@@ -15,6 +15,7 @@ from pymc_dp.compat import pushforward
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
+from pymc_dp.likelihood.gradients import record_inputs
 from pymc_dp.likelihood.records import RecordLikelihood, initial_theta, record_graph
 
 _CHUNK_BYTES = 2**22
@@ -50,16 +51,7 @@ class UnitHessians:
         d = self._d = len(initial_theta(model))
         graph = record_graph(model, roles)
         axes = [leaf.axis for leaf in roles.record_data]
-        records = [
-            pt.tensor(dtype=r.type.dtype, shape=r.type.shape[:a] + r.type.shape[a + 1 :])
-            for r, a in zip(graph.rows, axes, strict=True)
-        ]
-        alone = {
-            r: pt.expand_dims(one, a) for r, one, a in zip(graph.rows, records, axes, strict=True)
-        }
-        every = {
-            one: pt.moveaxis(r, a, 0) for r, one, a in zip(graph.rows, records, axes, strict=True)
-        }
+        alone, every = record_inputs(graph.rows, axes)
         (term,) = clone_replace([graph.log_likelihood], alone, rebuild_strict=False)
         direction = pt.vector("direction", shape=(d,))
         try:

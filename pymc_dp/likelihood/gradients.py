@@ -186,6 +186,19 @@ def _batched(graph: RecordGraph, axes: list[int], d: int) -> list[Variable]:
     return _for_every_record(_gradients(terms.sum(), list(copies.values())), one)
 
 
+def record_inputs(
+    rows: list[Variable], axes: list[int]
+) -> tuple[dict[Variable, Variable], dict[Variable, Variable]]:
+    """Single records in place of rows, and rows with the records first in place of single records."""
+    records = [
+        pt.tensor(dtype=r.type.dtype, shape=r.type.shape[:a] + r.type.shape[a + 1 :])
+        for r, a in zip(rows, axes, strict=True)
+    ]
+    alone = {r: pt.expand_dims(one, a) for r, one, a in zip(rows, records, axes, strict=True)}
+    every = {one: pt.moveaxis(r, a, 0) for r, one, a in zip(rows, records, axes, strict=True)}
+    return alone, every
+
+
 class _OneRecord(NamedTuple):
     """The term of a single record, and what stands in it for the record and for the values of θ."""
 
@@ -197,13 +210,7 @@ class _OneRecord(NamedTuple):
 
 
 def _one_record(graph: RecordGraph, axes: list[int]) -> _OneRecord:
-    rows = graph.rows
-    records = [
-        pt.tensor(dtype=r.type.dtype, shape=r.type.shape[:a] + r.type.shape[a + 1 :])
-        for r, a in zip(rows, axes, strict=True)
-    ]
-    alone = {r: pt.expand_dims(one, a) for r, one, a in zip(rows, records, axes, strict=True)}
-    every = [pt.moveaxis(r, a, 0) for r, a in zip(rows, axes, strict=True)]
+    alone, every = record_inputs(graph.rows, axes)
     for values in (graph.values, [graph.theta]):
         stand_ins = [value.type() for value in values]
         replacements = alone | dict(zip(values, stand_ins, strict=True))
@@ -213,9 +220,9 @@ def _one_record(graph: RecordGraph, axes: list[int]) -> _OneRecord:
     return _OneRecord(
         rewrite_pregrad(term).sum(),
         stand_ins,
-        dict(zip(records, every, strict=True)),
+        every,
         dict(zip(stand_ins, values, strict=True)),
-        every[0].shape[0],
+        graph.rows[0].shape[axes[0]],
     )
 
 
