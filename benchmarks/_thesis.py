@@ -118,6 +118,32 @@ def random_gaussian(n: int, d: int, clip: float, seed: int = 0) -> Problem:
     return Problem(model, n, truth, exact, ["theta"])
 
 
+def circle(n: int, seed: int = 0) -> Problem:
+    """A ring: log-likelihood −1e-5 (θ₁² + θ₂² − r²)² for radii r ~ N(3, 1), flat prior."""
+    rng = np.random.default_rng(seed)
+    r = rng.normal(3, 1, size=n)
+
+    def logp(r: pt.TensorVariable, theta: pt.TensorVariable) -> pt.TensorVariable:
+        return -1e-5 * ((theta**2).sum() - r**2) ** 2
+
+    with pm.Model() as model:
+        theta = pm.Flat("theta", shape=2, initval=np.array([0.0, 1.0]))
+        pm.CustomDist("r", theta, logp=logp, observed=pm.Data("R", r))
+
+    # Uniform angle; s = θ₁² + θ₂² has density exp(−1e-5 Σ (s − r²)²): a normal one cut off at 0.
+    center, sd = np.mean(r**2), 1 / np.sqrt(2e-5 * n)
+
+    def exact(size: int, rng: np.random.Generator) -> np.ndarray:
+        s = np.empty(0)
+        while len(s) < size:
+            more = rng.normal(center, sd, size=size)
+            s = np.concatenate([s, more[more > 0]])
+        angle = rng.uniform(0, 2 * np.pi, size=size)
+        return np.sqrt(s[:size, None]) * np.column_stack([np.cos(angle), np.sin(angle)])
+
+    return Problem(model, n, np.array([0.0, 3.0]), exact, ["theta"])
+
+
 @dataclass(frozen=True)
 class Run:
     """MMD of a run's last half, its rate of acceptance and CPU seconds it took to sample."""
@@ -163,27 +189,9 @@ def run(step, problem: Problem, rng: np.random.Generator) -> Run:
     )
     last_halves = chain[:, draws // 2 :].reshape(-1, chain.shape[-1])
     accepted = float(idata.sample_stats["accepted"].values.mean())
-    return Run(mmd(thinned(last_halves), reference, rng), accepted, seconds)
+    return Run(dp.mmd(thinned(last_halves), reference, rng=rng), accepted, seconds)
 
 
 def thinned(x: np.ndarray, most: int = 2000) -> np.ndarray:
     """At most so many rows, evenly spaced."""
     return x if len(x) <= most else x[np.linspace(0, len(x) - 1, most).astype(int)]
-
-
-def mmd(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> float:
-    """Square root of the unbiased MMD² (in absolute value), Gaussian kernel.
-
-    The kernel's width is the median distance of 500 pairs drawn with replacement.
-    """
-    pairs = x[rng.integers(len(x), size=500)] - y[rng.integers(len(y), size=500)]
-    width = np.median(np.linalg.norm(pairs, axis=1))
-
-    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        squares = ((a[:, None] - b[None]) ** 2).sum(axis=-1)
-        return np.exp(-squares / (2 * width**2))
-
-    m, k = len(x), len(y)
-    xx, yy = kernel(x, x), kernel(y, y)
-    within = (xx.sum() - m) / (m * (m - 1)) + (yy.sum() - k) / (k * (k - 1))
-    return float(np.sqrt(abs(within - 2 * kernel(x, y).mean())))

@@ -1,8 +1,10 @@
 """Differentially private Bayesian inference with PyMC."""
 
 from pymc_dp._version import __version__
+from pymc_dp.audit import audit
 from pymc_dp.exceptions import (
     LedgerError,
+    NoAnchorError,
     PrivacyBudgetExceeded,
     PrivacyConfigurationError,
     PrivacyError,
@@ -22,12 +24,16 @@ from pymc_dp.mechanisms import (
     second_moments_sensitivity,
     sum_sensitivity,
 )
+from pymc_dp.mmd import mmd
 from pymc_dp.plan import plan
+from pymc_dp.plots import plot_clipping, plot_privacy, plot_tradeoff
 from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_draws
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import InsecureSeededNoise
-from pymc_dp.results import privacy_report, release
+from pymc_dp.report import PrivacyReport, privacy_report
+from pymc_dp.results import release
 from pymc_dp.sampling import sample
+from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
@@ -37,6 +43,7 @@ __all__ = [
     "DPHMC",
     "DPSGLD",
     "DPSGNHT",
+    "DPAnchored",
     "DPBarker",
     "DPPenalty",
     "DiscreteGaussianMechanism",
@@ -45,19 +52,26 @@ __all__ = [
     "InsecureSeededNoise",
     "LaplaceMechanism",
     "LedgerError",
+    "NoAnchorError",
     "PrivacyAwareGibbs",
     "PrivacyBudgetExceeded",
     "PrivacyConfigurationError",
     "PrivacyError",
     "PrivacyLedger",
+    "PrivacyReport",
     "ReleasedStatistic",
     "UnsupportedModelError",
     "__version__",
+    "audit",
     "calibrate_batch_size",
     "calibrate_noise",
     "clamp",
     "max_draws",
+    "mmd",
     "plan",
+    "plot_clipping",
+    "plot_privacy",
+    "plot_tradeoff",
     "privacy_report",
     "randomized_response",
     "record_sum",

@@ -22,21 +22,13 @@ from pymc_dp.compat import summary
 
 COEFFICIENTS = ["intercept", "age", "veteran"]
 
-# Columns are scaled by public constants (never by the data's own mean or spread): age runs from 20
-# to 41 by the survey's design. The largest possible length of a row is then 1.77, and a logistic
-# log-likelihood changes by at most that per unit distance: with this bound nothing is ever
-# clipped, so the sampler is exact.
-CLIP = 1.8
-# Proposal standard deviations: starting far too wide on purpose, for a quick way to the bulk;
-# tuning narrows them from the noisy acceptances.
-SCALE = [0.05, 0.1, 0.05]
-
 
 def load() -> tuple[np.ndarray, np.ndarray]:
     """Covariates (persons × 3) and home ownership (persons)."""
     from causaldata import mortgages
 
     people = mortgages.load_pandas().data
+    # Columns are scaled by public constants, never by the data's own mean or spread.
     # Quarters relative to the last Korea cohort; 27.5 is that cohort's age on census day.
     age = 27.5 - people["qob_minus_kw"].to_numpy(float) / 4
     columns = [np.ones(len(people)), (age - 31) / 10, 2.0 * people["vet_wwko"] - 1]
@@ -109,9 +101,8 @@ def plot(private: Any, exact: Any, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the demo; see ``--help``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epsilon", type=float, default=4.0)
-    parser.add_argument("--draws", type=int, default=4000, help="per chain")
-    parser.add_argument("--tune", type=int, default=1000, help="per chain; costs budget too")
+    parser.add_argument("--epsilon", type=float, default=1.0)
+    parser.add_argument("--draws", type=int, default=1000, help="per chain")
     parser.add_argument("--seed", type=int, default=1, help="public: never drives the noise")
     parser.add_argument("--output", type=Path, default=Path("pymc_dp_demo"))
     options = parser.parse_args(arguments)
@@ -122,12 +113,9 @@ def main(arguments: list[str] | None = None) -> None:
     with private_model(x, owns):
         private = dp.sample(
             options.draws,
-            tune=options.tune,
             chains=2,
             cores=2,
             epsilon=options.epsilon,
-            clip=CLIP,
-            scale=SCALE,
             random_seed=options.seed,
         )
     print("\nThe non-private posterior, for comparison ...", flush=True)

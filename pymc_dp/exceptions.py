@@ -16,6 +16,10 @@ class UnsupportedModelError(PrivacyError):
     """
 
 
+class NoAnchorError(UnsupportedModelError):
+    """An anchored sampler cannot be built for the model; others can."""
+
+
 class PrivacyConfigurationError(PrivacyError, ValueError):
     """A privacy setting is missing, contradictory or out of its range."""
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +12,7 @@ from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing, stamp
 from pymc_dp.privacy.events import from_json
-from pymc_dp.privacy.guarantee import describe
-from pymc_dp.steps.base import STATS, PrivateStep, guarantee_of_run
-from pymc_dp.tables import as_html, as_text
+from pymc_dp.steps.base import OWN_STATS, STATS, PrivateStep, guarantee_of_run, step_of_run
 
 _DRAWS = {"posterior": "sample_stats", "warmup_posterior": "warmup_sample_stats"}
 # Attributes of PyMC's that say nothing about the data. Running time does, so it stays behind.
@@ -57,7 +54,7 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
     groups = groups_of(idata)
     if is_post_processing(groups):
         return stamp(idata)
-    carried = _identify(groups)
+    carried = identify(groups)
     attrs = {k: v for k, v in root_attrs(idata).items() if k in _SAFE_ATTRS}
     attrs |= _promise(root_attrs(idata), carried, step)
     allowed = json.loads(attrs["privacy_variables"])
@@ -67,16 +64,19 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
     for draws, statistics in _DRAWS.items():
         if statistics in groups:
             kept[draws] = _only(groups[draws], allowed, private_dims)
-            kept[statistics] = _only(groups[statistics], STATS, private_dims)
+            kept[statistics] = _only(groups[statistics], (*STATS, *OWN_STATS), private_dims)
     if "constant_data" in groups:
         constants = _only(groups["constant_data"], allowed, private_dims)
         if constants.data_vars:
             kept["constant_data"] = constants
+    step = step or step_of_run(carried.privacy_run)
+    if step is not None:
+        kept |= step.derived_groups(kept)
     kept["privacy"] = _privacy_group(attrs)
     return from_groups(kept, attrs, like=idata)
 
 
-class _Carried(NamedTuple):
+class Carried(NamedTuple):
     """What the draws themselves say of their run."""
 
     privacy_run: int
@@ -85,8 +85,14 @@ class _Carried(NamedTuple):
     delta: float
 
 
-def _identify(groups: Mapping[str, xr.Dataset]) -> _Carried:
-    """The one run that all draws come from."""
+def identify(groups: Mapping[str, xr.Dataset]) -> Carried:
+    """The one run that all draws come from.
+
+    Raises
+    ------
+    PrivacyError
+        If there is none, or more than one.
+    """
     if "posterior" not in groups or "sample_stats" not in groups:
         raise PrivacyError("This result has no posterior draws with sampler statistics.")
     runs = set()
@@ -94,12 +100,12 @@ def _identify(groups: Mapping[str, xr.Dataset]) -> _Carried:
         if statistics not in groups:
             continue
         stats = groups[statistics]
-        if not set(_Carried._fields) <= set(stats.data_vars):
+        if not set(Carried._fields) <= set(stats.data_vars):
             raise PrivacyError(
                 "These draws were not made by a private step: they have no privacy statistics. "
                 "Sample with `pymc_dp.sample(...)` or `pm.sample(step=pymc_dp.DPPenalty(...))`."
             )
-        strangers = sorted(set(map(str, stats.data_vars)) - set(STATS))
+        strangers = sorted(set(map(str, stats.data_vars)) - {*STATS, *OWN_STATS})
         if strangers:
             raise PrivacyError(
                 f"Another step method took part in this run (its statistics: {strangers}). It read "
@@ -111,18 +117,18 @@ def _identify(groups: Mapping[str, xr.Dataset]) -> _Carried:
                 f"The groups {draws!r} and {statistics!r} have different numbers of draws: they do "
                 "not belong together."
             )
-        runs.add(tuple(tuple(np.unique(stats[name].values).tolist()) for name in _Carried._fields))
+        runs.add(tuple(tuple(np.unique(stats[name].values).tolist()) for name in Carried._fields))
     found = runs.pop()
     if runs or any(len(values) != 1 for values in found):
         raise PrivacyError(
             "These draws come from more than one run. Release each run's result on its own; what "
             "they cost together is in the ledger."
         )
-    return _Carried(*(values[0] for values in found))
+    return Carried(*(values[0] for values in found))
 
 
 def _promise(
-    present: Mapping[str, Any], carried: _Carried, step: PrivateStep | None
+    present: Mapping[str, Any], carried: Carried, step: PrivateStep | None
 ) -> dict[str, Any]:
     """Attributes ``privacy_*``: of the run as it was planned, or as they are on the result."""
     guarantee = guarantee_of_run(carried.privacy_run)
@@ -168,62 +174,3 @@ def _privacy_group(attrs: Mapping[str, Any]) -> xr.Dataset:
         },
         attrs={k: v for k, v in attrs.items() if k.startswith(("privacy_", "pymc_dp_"))},
     )
-
-
-@dataclass(frozen=True)
-class PrivacyReport:
-    """A statement of what was released and what it guarantees. Text, or HTML in notebooks."""
-
-    statement: str
-    rows: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        return as_text("Privacy report", self.rows) + "\n\n" + self.statement
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html("Privacy report", self.rows) + f"<p>{self.statement}</p>"
-
-
-def privacy_report(idata: Any) -> PrivacyReport:
-    """What a released result guarantees, for people who have to answer for it.
-
-    Parameters
-    ----------
-    idata : InferenceData or DataTree
-        From ``pymc_dp.sample`` or :func:`release`, or loaded from a file of one.
-
-    Returns
-    -------
-    PrivacyReport
-
-    Raises
-    ------
-    PrivacyError
-        If `idata` has not been through :func:`release`.
-    """
-    attrs = root_attrs(idata)
-    if "privacy_schema_version" not in attrs:
-        raise PrivacyError(
-            "This result carries no privacy statement. Pass it through `pymc_dp.release(...)` first."
-        )
-    if not is_post_processing(groups_of(idata)):
-        _identify(groups_of(idata))
-    settings = json.loads(attrs.get("privacy_settings", "{}"))
-    rows = [
-        ("Guarantee", f"ε = {attrs['privacy_epsilon']:g}, δ = {attrs['privacy_delta']:.3g}"),
-        ("Valid", "yes" if attrs["privacy_valid"] else "NO: not private"),
-        ("Unit of privacy", str(attrs["privacy_unit"])),
-        ("Neighbouring data sets", f"{attrs['privacy_relation']}, at a public number of units"),
-        ("Algorithm", str(attrs.get("privacy_step", "not known here"))),
-        ("Noise", str(attrs["privacy_noise"])),
-        ("Accountant", str(attrs.get("privacy_accountant", "not known here"))),
-    ]
-    rows += [("Releases", f"{e.count:,} {describe(e)}") for e in from_json(attrs["privacy_events"])]
-    rows += [
-        (f"Setting {name}", f"{value:.6g}" if isinstance(value, float) else str(value))
-        for name, value in settings.items()
-    ]
-    rows.append(("Software", f"pymc-dp {attrs['pymc_dp_version']}"))
-    return PrivacyReport(str(attrs["privacy_statement"]), tuple(rows))

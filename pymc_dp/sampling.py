@@ -7,11 +7,14 @@ from typing import Any
 
 import pymc as pm
 
-from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.compat import from_groups, groups_of, summary
+from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError
 from pymc_dp.plan import plan
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.results import release
+from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
 
 # A child of PyMC's own logger: messages appear where PyMC's do, and are silenced with them.
@@ -31,6 +34,9 @@ _REFUSED = {
     "trace": "draws are kept in memory until they are released",
     "backend": "give `compile_kwargs` instead",
 }
+# Below so many draws diagnostics say nothing; below so many effective ones, draws say little.
+_ENOUGH_TO_JUDGE, _FEW_EFFECTIVE = 100, 100
+
 _OWN = ("draws", "tune", "chains", "epsilon", "delta", "step", "ledger", "unit", "model")
 
 
@@ -60,7 +66,9 @@ def sample(
         Budget of the whole run, all chains together. `delta` defaults to the
         ledger's, or to 0.1 / units without one.
     step : type, optional
-        The algorithm, default :class:`~pymc_dp.DPPenalty`.
+        The algorithm. Default: :class:`~pymc_dp.DPAnchored`, which has no other knob than the budget;
+        for a likelihood without second derivatives, or with too many parameters,
+        :class:`~pymc_dp.DPHMC`.
     ledger : PrivacyLedger, optional
         Account of the data set, shared by several analyses.
     unit : str, int or array, optional
@@ -94,31 +102,72 @@ def sample(
     >>> idata.attrs["privacy_epsilon"]                                 # doctest: +SKIP
     2.0
     """
-    step_type = DPPenalty if step is None else step
-    if not (isinstance(step_type, type) and issubclass(step_type, PrivateStep)):
+    if step is not None and not (isinstance(step, type) and issubclass(step, PrivateStep)):
         raise PrivacyConfigurationError(
             "`step` is a class here, such as `step=DPPenalty`; its settings are further keywords. "
             "To use a step you built yourself: `release(pm.sample(..., step=step))`."
         )
     model = pm.modelcontext(model)
-    for_step, for_host = _split_keywords(step_type, keywords)
-    built = step_type(
-        draws=draws,
-        tune=tune,
-        chains=chains,
-        epsilon=epsilon,
-        delta=delta,
-        ledger=ledger,
-        unit=unit,
-        model=model,
-        **for_step,
-    )
+    for_step, for_host = _split_keywords(step or DPAnchored, keywords)
+    common = {
+        "draws": draws, "tune": tune, "chains": chains, "epsilon": epsilon, "delta": delta,
+        "ledger": ledger, "unit": unit, "model": model, **for_step,
+    }  # fmt: skip
+    built = _default_step(common) if step is None else step(**common)
     _log.info(str(plan(built)))
-    built.reserve()
+    built.prepare()
     idata = pm.sample(draws, tune=tune, chains=chains, step=built, model=model, **for_host)
     safe = release(idata)
+    _diagnose(safe, built)
     _log.info(built.guarantee.sentence)
     return safe
+
+
+def _default_step(keywords: dict[str, Any]) -> PrivateStep:
+    """DPAnchored, or DPHMC where there can be no anchor. Nothing is spent on finding out."""
+    try:
+        return DPAnchored(**keywords)
+    except NoAnchorError as error:
+        unknown = sorted(set(keywords) - _parameters(DPHMC))
+        if unknown:
+            raise
+        _log.warning("%s Using DPHMC instead; nothing has been spent on this.", error)
+        return DPHMC(**keywords)
+
+
+def _diagnose(safe: Any, step: PrivateStep) -> None:
+    """Say how the chains did: functions of released draws, statistics and settings."""
+    statistics = groups_of(safe)["sample_stats"]
+    parts = [f"acceptance {float(statistics['accept_rate'].mean()):.2f}"]
+    settings = step.guarantee.settings
+    if "tilt" in settings:
+        parts[0] += f" (privacy noise alone: {settings['expected_acceptance']:.2f})"
+        parts.append(f"tilt {settings['tilt']:.2f} posterior sds")
+        share = min(max(float(settings["clipped_share"]), 0.0), 1.0)
+        parts.append(
+            f"clipped {100 * share:.1f} ± {100 * float(settings['clipped_share_sd']):.1f} %"
+        )
+    if statistics.sizes["draw"] >= _ENOUGH_TO_JUDGE:
+        # Of the chain itself: what is added to its draws afterwards is independent, and flatters.
+        own = "unadjusted_posterior"
+        chains = (
+            from_groups({"posterior": groups_of(safe)[own]}, {}, like=safe)
+            if own in groups_of(safe)
+            else safe
+        )
+        table = summary(chains).astype(float)
+        effective, r_hat = table["ess_bulk"].min(), table["r_hat"].max()
+        parts.append(f"effective draws at least {effective:.0f}")
+        if statistics.sizes["chain"] > 1:
+            parts.append(f"R-hat at most {r_hat:.2f}")
+        if effective < _FEW_EFFECTIVE:
+            _log.warning(
+                "Only %.0f effective draws: the chains have not explored the posterior, and intervals "
+                "are not to be trusted. More budget or fewer parameters would help; or see `Choosing "
+                "a sampler` in the documentation.",
+                effective,
+            )
+    _log.info("%s: %s.", type(step).__name__, ", ".join(parts))
 
 
 def _split_keywords(
@@ -134,6 +183,12 @@ def _split_keywords(
             reason = _REFUSED[name]
             raise TypeError(
                 f"`{name}` cannot be used in a private run" + (f": {reason}." if reason else ".")
+            )
+        elsewhere = [t.__name__ for t in (DPPenalty, DPHMC) if name in _parameters(t)]
+        if elsewhere and name not in _OWN:
+            raise TypeError(
+                f"{step_type.__name__} has no setting `{name}`, but {' and '.join(elsewhere)} has: "
+                f"add `step=pymc_dp.{elsewhere[0]}`, or leave `{name}` out."
             )
         close = difflib.get_close_matches(name, sorted(of_step | of_host | set(_OWN)), n=1)
         hint = f" Did you mean `{close[0]}`?" if close else ""

@@ -22,8 +22,13 @@ MAY_IMPORT = {
     "anchor": {"exceptions", "privacy", "likelihood"},
     "steps": {"exceptions", "compat", "privacy", "likelihood", "anchor"},
     "plan": {"exceptions", "privacy", "steps", "tables"},
-    "results": {"exceptions", "_version", "compat", "privacy", "steps", "gibbs", "tables"},
-    "sampling": {"exceptions", "privacy", "steps", "plan", "results"},
+    "results": {"exceptions", "_version", "compat", "privacy", "steps", "gibbs"},
+    "sampling": {"exceptions", "compat", "privacy", "steps", "plan", "results"},
+    "report": {"exceptions", "compat", "privacy", "gibbs", "results", "tables"},
+    "mmd": {"compat"},
+    "tradeoff": {"exceptions", "compat", "privacy", "likelihood", "steps", "sampling", "mmd"},
+    "plots": {"exceptions", "compat", "privacy", "steps", "report", "tradeoff"},
+    "audit": {"exceptions", "privacy", "likelihood", "steps", "tables"},
 }
 
 

@@ -124,6 +124,7 @@ def test_a_sentinel_in_a_private_record_turns_up_nowhere(tmp_path, caplog, capfd
             cores=1,
             random_seed=1,
             discard_tuned_samples=False,
+            step=dp.DPPenalty,
             **FAST,
         )
     idata.to_netcdf(tmp_path / "released.nc", engine="h5netcdf")
@@ -194,6 +195,8 @@ def test_the_seed_of_the_run_does_not_drive_the_noise(logistic, quiet):
     rates = []
     for _ in range(2):
         with logistic():
-            idata = dp.sample(20, chains=1, epsilon=1.0, random_seed=1, **quiet, **FAST)
+            idata = dp.sample(
+                20, chains=1, epsilon=1.0, step=dp.DPPenalty, random_seed=1, **quiet, **FAST
+            )
         rates.append(idata.sample_stats["accept_rate"].values)
     assert not np.array_equal(*rates)

@@ -143,7 +143,9 @@ def test_public_constants_are_kept(quiet):
         knots = pm.Data("knots", np.array([0.0, 1.0, 2.0]))
         a = pm.Normal("a", 0, 1, shape=3)
         pm.Normal("y", (a * knots).sum(), 1, observed=np.linspace(-1, 1, 30))
-        idata = dp.sample(10, chains=1, epsilon=1.0, public=["knots"], **quiet, **FAST)
+        idata = dp.sample(
+            10, chains=1, epsilon=1.0, public=["knots"], step=dp.DPPenalty, **quiet, **FAST
+        )
     assert list(groups_of(idata)["constant_data"].data_vars) == ["knots"]
     assert model["knots"] is knots
 
@@ -219,7 +221,7 @@ def test_labels_of_records_never_leave(quiet):
         mu = pm.Normal("mu", 0, 1)
         pm.Deterministic("repeated", mu * np.ones(40), dims="patient")
         pm.Normal("y", mu, 1, observed=np.linspace(-1, 1, 40), dims="patient")
-        idata = dp.sample(6, chains=1, epsilon=1.0, **quiet, **FAST)
+        idata = dp.sample(6, chains=1, epsilon=1.0, step=dp.DPPenalty, **quiet, **FAST)
     assert "repeated" in idata.posterior
     assert "Mrs." not in repr(groups_of(idata))
     assert all("patient" not in g.coords for g in groups_of(idata).values())

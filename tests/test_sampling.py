@@ -12,7 +12,15 @@ FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 def test_a_first_private_posterior(logistic, quiet):
     with logistic(n=400):
         idata = dp.sample(
-            50, tune=20, chains=2, epsilon=3.0, random_seed=1, clip=2.0, **quiet, **FAST
+            50,
+            tune=20,
+            chains=2,
+            epsilon=3.0,
+            random_seed=1,
+            step=dp.DPPenalty,
+            clip=2.0,
+            **quiet,
+            **FAST,
         )
     assert idata.posterior["beta"].sizes == {"chain": 2, "draw": 50, "feature": 2}
     assert idata.attrs["privacy_epsilon"] == 3.0
@@ -23,7 +31,8 @@ def test_a_first_private_posterior(logistic, quiet):
 @pytest.mark.parametrize(
     ("keyword", "message"),
     [
-        ({"clipp": 1.0}, "Did you mean `clip`"),
+        ({"clipp": 1.0, "step": dp.DPPenalty}, "Did you mean `clip`"),
+        ({"clip": 1.0}, "add `step=pymc_dp.DPPenalty`"),
         ({"random_sed": 1}, "Did you mean `random_seed`"),
         ({"idata_kwargs": {"log_likelihood": True}}, "exact log-likelihoods"),
         ({"return_inferencedata": False}, "InferenceData"),
@@ -50,16 +59,17 @@ def test_analyses_share_one_ledger(logistic, quiet, tmp_path):
     """Two runs fit, a third does not; a second script sees what the first one spent."""
     path = tmp_path / "registry.ledger"
     ledger = dp.PrivacyLedger(path, epsilon=2.0, delta=1e-5)
+    settings = {"step": dp.DPPenalty, **quiet, **FAST}
     with logistic():
-        first = dp.sample(10, chains=1, epsilon=1.2, ledger=ledger, **quiet, **FAST)
+        first = dp.sample(10, chains=1, epsilon=1.2, ledger=ledger, **settings)
         assert first.attrs["privacy_delta"] == 1e-5  # the account's
         again = dp.PrivacyLedger(path)
         assert again.spent() == pytest.approx(1.2, abs=1e-6)
-        dp.sample(10, chains=1, epsilon=1.0, delta=1e-5, ledger=again, **quiet, **FAST)
+        dp.sample(10, chains=1, epsilon=1.0, delta=1e-5, ledger=again, **settings)
         # ε adds up like a root of squares, nearly: 1.2 and 1.0 make about 1.6.
         assert 1.5 < ledger.spent() < 1.7
         with pytest.raises(dp.PrivacyBudgetExceeded, match="nothing was charged"):
-            dp.sample(10, chains=1, epsilon=1.5, delta=1e-5, ledger=again, **quiet, **FAST)
+            dp.sample(10, chains=1, epsilon=1.5, delta=1e-5, ledger=again, **settings)
     assert len(ledger.runs()) == 2
 
 
@@ -86,3 +96,30 @@ def test_unsupported_model_spends_nothing(quiet):
     with pm.Model(), pytest.raises(dp.UnsupportedModelError, match="free variables"):
         dp.sample(10, epsilon=1.0, ledger=ledger)
     assert ledger.spent() == 0
+
+
+def test_the_default_needs_the_budget_only(logistic, quiet):
+    with logistic(n=4000):
+        idata = dp.sample(120, chains=2, epsilon=4.0, random_seed=1, **quiet, **FAST)
+    assert "DPAnchored" in str(dp.privacy_report(idata))
+    like = idata.posterior["beta"]
+    for group in ("unadjusted_posterior", "surrogate_posterior"):
+        assert idata[group]["beta"].dims == like.dims
+    # The chain's own draws are where the released ones are, and not as wide.
+    assert np.all(np.abs(idata["unadjusted_posterior"]["beta"] - like).mean() < 3 * like.std())
+
+
+def test_without_second_derivatives_it_is_hmc(quiet, caplog, monkeypatch):
+    """Decided before anything is spent."""
+
+    def refuse(*arguments, **keywords):
+        raise dp.UnsupportedModelError("no second derivatives.")
+
+    monkeypatch.setattr("pymc_dp.steps.anchored.Expansion", refuse)
+    with pm.Model():
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", np.random.default_rng(0).normal(size=300)))
+        with caplog.at_level("WARNING", logger="pymc.dp"):
+            idata = dp.sample(5, chains=1, epsilon=3.0, **quiet, **FAST)
+    assert idata.attrs["privacy_step"] == "DPHMC"
+    assert "nothing has been spent" in caplog.text

@@ -2,32 +2,38 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from pymc_dp.anchor.matrices import Vector, as_matrix, clip, floored, inverse_root, norms
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
-from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
 from pymc_dp.privacy.purse import Purse
 
 # Shares of the anchor's purse. What a part leaves over goes to the anchor's gradient and Hessian.
-# At most _MODE for all steps towards the mode: _FIRST_STEP for the first, _LAST_STEP for the last.
-_MODE, _FIRST_STEP, _LAST_STEP = 0.2, 0.012, 0.05
+# At most _MODE for all steps towards the mode: _FIRST_STEP for the first, _LAST_STEP for the last, and
+# for those between what the noise in the first makes necessary.
+_MODE, _FIRST_STEP, _LAST_STEP = 0.25, 0.012, 0.06
+_SMALLEST_STEP, _LARGEST_STEP = 0.003, 0.06
 _CURVATURE = 0.05
 _HISTOGRAM = 0.015
 _REANCHOR = (0.02, 0.12)
 _HESSIAN_OF_REST = 0.2
 
 # A second-order anchor is worth it while the noise of its Hessian is below this at a typical point.
-_LARGEST_HESSIAN_NOISE = 0.55
+_LARGEST_HESSIAN_NOISE = 0.8
 _PROBES = 8
-# Of the noise in a log acceptance ratio: with less of it, little acceptance would be gained.
-_LEAST_SIGMA = 0.4
+# The noise in a log acceptance ratio. Where there would be less than the first, the bound is widened, so
+# that less is clipped; up to the second, where still more than a tolerated share of units is clipped.
+_LEAST_SIGMA, _LARGEST_SIGMA = 0.4, 1.0
+_CLIPPED = 0.01
+_TOLERATED = 0.005
+
+_WEIGHT_OF_BIAS = 3.0
 
 
 def build_anchor(
@@ -68,12 +74,6 @@ def build_anchor(
     Hessians as vectors of the same Frobenius norm (2C). **Guarantee**: together one Gaussian release
     of the purse's multiplier.
     """
-    d = len(start)
-    if d * (d + 1) // 2 > MAX_DIMENSION:
-        raise PrivacyConfigurationError(
-            f"An anchor needs the Hessian of all parameters, and {d} are too many. Use DPHMC or "
-            "DPPenalty."
-        )
     return _Builder(expansion, log_public, purse, noise, chain_multiplier, on_progress).build(start)
 
 
@@ -90,13 +90,13 @@ class _Builder:
         self._expansion, self._log_public = expansion, log_public
         self._purse, self._noise, self._tell = purse, noise, on_progress
         self._z_chain = chain_multiplier
-        self._n = expansion.likelihood.n_units
+        self._n = expansion.n_units
 
     def build(self, start: Vector) -> Anchor:
         """See :func:`build_anchor`."""
         d, tell = len(start), self._tell
         tell("searching for the mode")
-        theta0, W, error, rounds, saturated = self._find_mode(start)
+        theta0, W, error, rounds = self._find_mode(start)
         tell("measuring the curvature")
         M, sd = self._noisy_curvature(theta0, W, _CURVATURE, share_of_histogram=0.2)
         P = floored(M + self._prior_precision(theta0, W), max(0.25, 0.5 * sd * math.sqrt(d)))
@@ -114,14 +114,14 @@ class _Builder:
         first = Anchor(
             theta0=theta0, W=W, order=order, gradient=np.zeros(d), curvature=A, gradient_clip=b,
             hessian_clip=C_H, correction_clip=0.0, first_theta0=theta0, tilt=0.0,
-            residual_clip=1.0, mean=np.zeros(d), precision=P, prior_precision=L0, rounds=rounds,
-            saturated=saturated,
+            residual_clip=1.0, clipped_share=math.nan, clipped_share_sd=math.nan,
+            sigma=math.nan, mean=np.zeros(d), precision=np.eye(d), prior_precision=L0, rounds=rounds,
         )  # fmt: skip
-        c = max(self._histogram(self._probe(first)).quantile(0.99), 1e-12)
+        residuals = self._histogram(self._probe(first))
 
         tell("measuring the gradient")
         again = min(max(0.02 * error**2, _REANCHOR[0]), _REANCHOR[1])
-        rest = 1 - self._purse.spent - again - _HISTOGRAM
+        rest = 1 - self._purse.spent - again - _HISTOGRAM - _CLIPPED
         share_H = _HESSIAN_OF_REST * rest if order == 2 else 0.0
         gradient, tilt = self._noisy_gradient(theta0, W, b, rest - share_H)
         correction = 0.0
@@ -135,30 +135,52 @@ class _Builder:
                 L0 = self._prior_precision(theta0, W)
                 prior_slope = W.T @ self._log_public.gradient(theta0)
         curvature = np.eye(d) - L0
-        left = 1 - self._purse.spent
+        left = 1 - self._purse.spent - _CLIPPED
         if order == 2:
             M, _ = self._noisy_hessian(theta0, W, C_H, left)
             curvature = floored(M + L0, 0.2) - L0
         precision = curvature + L0
         mean = np.asarray(np.linalg.solve(precision, gradient + prior_slope), np.float64)
-        # More noise than this costs little acceptance, and a wider bound clips less.
-        typical = 1.05 * math.sqrt(d + float(mean @ mean))
-        sigma = noise_sd(c * math.sqrt(2 * d) * typical**order, self._z_chain)
-        c *= max(1.0, _LEAST_SIGMA / sigma) if sigma > 0 else 1.0
-        return Anchor(
-            theta0=theta0, W=W, order=order, gradient=gradient, curvature=curvature,
-            gradient_clip=b, hessian_clip=C_H, correction_clip=correction,
-            first_theta0=first.theta0, tilt=tilt, residual_clip=c, mean=mean,
-            precision=precision, prior_precision=L0, rounds=rounds, saturated=saturated,
+        released = replace(
+            first, theta0=theta0, gradient=gradient, curvature=curvature,
+            correction_clip=correction, tilt=tilt, mean=mean,
+            precision=precision, prior_precision=L0,
+        )  # fmt: skip
+        tell("counting what is clipped")
+        return self._bound_residuals(released, residuals)
+
+    def _bound_residuals(self, anchor: Anchor, residuals: PrivateHistogram) -> Anchor:
+        """With a bound for the residual ratios, and how many exceed it."""
+        d = len(anchor.mean)
+        typical = math.sqrt(2 * d) * anchor.typical_distance**anchor.order
+        per_c = noise_sd(typical, self._z_chain)
+        c = max(residuals.quantile(0.99), _LEAST_SIGMA / per_c if per_c > 0 else 0.0, 1e-12)
+        anchor = self._count_clipped(replace(anchor, residual_clip=c), _CLIPPED / 2)
+        surely = anchor.clipped_share - 2 * anchor.clipped_share_sd
+        if surely > _TOLERATED and per_c > 0:
+            anchor = replace(anchor, residual_clip=max(c, _LARGEST_SIGMA / per_c))
+        anchor = self._count_clipped(anchor, 1 - self._purse.spent)
+        return replace(anchor, sigma=per_c * anchor.residual_clip)
+
+    def _count_clipped(self, anchor: Anchor, share: float) -> Anchor:
+        """How many units are clipped in a typical move."""
+        z, permit = self._purse.permit(share)
+        # ±1/2 rather than 0 and 1: half the sensitivity.
+        marks = (np.where(sizes > 1, 0.5, -0.5) for sizes in self._probe(anchor))
+        excess = noisy_sum(
+            marks, bound=0.5, noise_multiplier=z, permit=permit, noise=self._noise
+        )  # fmt: skip
+        return replace(
+            anchor, clipped_share=float(excess) / self._n + 0.5,
+            clipped_share_sd=noise_sd(0.5, z) / self._n,
         )  # fmt: skip
 
     # -- the mode -----------------------------------------------------------------------------
 
-    def _find_mode(self, theta: Vector) -> tuple[Vector, Vector, float, int, bool]:
+    def _find_mode(self, theta: Vector) -> tuple[Vector, Vector, float, int]:
         """Private Newton steps within a trust region.
 
-        Returns θ₀, W, the last gradient's error in posterior sds, the number of steps, and whether
-        the last one still had far to go.
+        Returns θ₀, W, the last gradient's error in posterior sds, and the number of steps.
         """
         d, root_n = len(theta), math.sqrt(self._n)
         W, share, rounds = np.eye(d), _FIRST_STEP, 0
@@ -189,11 +211,12 @@ class _Builder:
                 trust, travelled = trust / 4, math.inf
             W, rounds = W_next, rounds + 1
             if last:
-                return theta, W, error, rounds, length >= 0.35 * root_n
-            if rounds == 1:
-                # As much as it takes to know the place to two posterior sds, within reason.
-                share *= min(max((error / 2) ** 2, 0.1), 2.0)
-            close = min(2 * min(max(error, 0.7), 3.0) * math.sqrt(d), 0.35 * root_n)
+                return theta, W, error, rounds
+            # From afar a rough direction will do; nearby, the place is wanted to a fraction of an sd.
+            left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
+            tolerable = max(0.7, 0.2 * left / math.sqrt(d))
+            share = float(np.clip(share * (error / tolerable) ** 2, _SMALLEST_STEP, _LARGEST_STEP))
+            close = min(2 * min(max(error, 0.25), 3.0) * math.sqrt(d), 0.35 * root_n)
             spent = self._purse.spent - spent_before
             last = (rounds >= 3 and length < close) or spent + share > _MODE - _LAST_STEP
 
@@ -276,7 +299,9 @@ class _Builder:
                 strict=True,
             )
             for now, before in pairs:
-                yield now - clip(before, b)
+                with np.errstate(all="ignore"):
+                    change = now - clip(before, b)
+                yield change
 
         sizes = self._histogram(map(norms, changes()))
         bound = self._gradient_bound(sizes, len(theta0), share)
@@ -291,20 +316,26 @@ class _Builder:
         return -W.T @ self._log_public.hessian(theta) @ W
 
     def _gradient_bound(self, sizes: PrivateHistogram, d: int, share: float) -> float:
-        """The bound that balances the noise it costs against the bias of what it clips."""
+        """The bound that balances the noise it costs against the bias of what it clips.
+
+        Bias weighs more: the law of the noise is known and can be added to the draws.
+        """
         z = self._purse.multiplier(share)
         candidates = sizes.quantile(0.5) * 2 ** (np.linspace(-2, 6, 60) / 2)
-        costs = [d * noise_sd(b, z) ** 2 + sizes.excess(b) ** 2 for b in candidates]
+        costs = [
+            d * noise_sd(b, z) ** 2 + (_WEIGHT_OF_BIAS * sizes.excess(b)) ** 2 for b in candidates
+        ]
         return float(candidates[int(np.argmin(costs))])
 
     def _probe(self, anchor: Anchor) -> Iterator[Vector]:
         """Units' residual ratios between public pairs of points, over the bound's shape."""
         rng = np.random.default_rng(0)  # public: where to look
         residuals = Residuals(self._expansion, anchor)
-        d = len(anchor.theta0)
+        d, root = len(anchor.theta0), inverse_root(anchor.precision)
         sizes = np.empty(self._n)
         for k in range(_PROBES):
-            u, new = rng.standard_normal((2, d))
-            ratios = residuals(new) - residuals(u)
-            sizes[k::_PROBES] = np.abs(ratios[k::_PROBES]) / anchor.bound(u, new)
+            u, new = anchor.mean + rng.standard_normal((2, d)) @ root
+            with np.errstate(all="ignore"):
+                ratios = residuals(new) - residuals(u)
+                sizes[k::_PROBES] = np.abs(ratios[k::_PROBES]) / anchor.bound(u, new)
         yield sizes

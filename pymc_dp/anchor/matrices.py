@@ -23,7 +23,8 @@ def shrink(norms: Vector, bound: float) -> Vector:
 def clip(vectors: Vector, bound: float) -> Vector:
     """Rows clipped to a norm; those that are not finite become 0."""
     factors = shrink(norms(vectors), bound)[:, None]
-    return np.where(factors > 0, vectors, 0.0) * factors
+    with np.errstate(all="ignore"):
+        return np.where(factors > 0, vectors, 0.0) * factors
 
 
 def as_vectors(matrices: Vector) -> Vector:

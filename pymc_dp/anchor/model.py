@@ -1,6 +1,7 @@
 """The released anchor, and the private residuals that it leaves."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 from pymc_dp.anchor.matrices import Vector, as_vectors, clip, norms, shrink
 from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
-from pymc_dp.likelihood.records import RecordLikelihood
+from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
+
+_KEPT_BYTES = 2**26
+"""Units' Hessians are kept while they fit in this; beyond, they are computed when needed."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,17 @@ class Anchor:
         :math:`s_g`: noise standard deviation of every entry of the gradient.
     residual_clip : float
         c in :math:`|h_i(u') - h_i(u)| \le c\,|u' - u| \max(|u|, |u'|)^{order}`.
+    clipped_share, clipped_share_sd : float
+        Share of units whose residual ratio exceeds the bound in a typical move, and the standard
+        deviation of the noise in it.
+    sigma : float
+        Standard deviation of the noise in a typical move's log acceptance ratio.
     mean, precision : ndarray
         :math:`m_h`, P: of the normal approximation that the anchor and the prior make.
     prior_precision : ndarray
         :math:`W^\top \Lambda W`, Λ of the prior at θ₀.
     rounds : int
         Newton steps that found θ₀.
-    saturated : bool
-        Whether the last of them was as long as allowed: θ₀ may be far from the mode.
     """
 
     theta0: Vector
@@ -56,11 +63,13 @@ class Anchor:
     first_theta0: Vector
     tilt: float
     residual_clip: float
+    clipped_share: float
+    clipped_share_sd: float
+    sigma: float
     mean: Vector
     precision: Vector
     prior_precision: Vector
     rounds: int
-    saturated: bool
 
     def to_theta(self, u: Vector) -> Vector:
         """θ₀ + W u."""
@@ -76,48 +85,112 @@ class Anchor:
         return self.residual_clip * float(np.linalg.norm(new - u)) * far**self.order
 
     @property
-    def noise_covariance(self) -> Vector:
-        r"""What to add to the posterior's covariance, in u, for the anchor's own noise to be in it.
+    def typical_distance(self) -> float:
+        """How far from the anchor's centre the posterior lies, in its standard deviations."""
+        return 1.05 * math.sqrt(len(self.mean) + float(self.mean @ self.mean))
 
-        With L₀ the prior's precision, J the data's and S the covariance of the gradient's noise, the
-        posterior that knows of the noise has precision :math:`L_0 + J (J + S)^{-1} J`.
+    @property
+    def tilt_in_sds(self) -> float:
+        """How far the anchor's noise moves the posterior, in its standard deviations per parameter."""
+        return self.tilt * math.sqrt(
+            float(np.trace(np.linalg.inv(self.precision))) / len(self.mean)
+        )
+
+    def noise_aware(self) -> tuple[Vector, Vector]:
+        r"""How a posterior that knows of the anchor's noise differs: shift of its mean, and covariance.
+
+        Units' scores have covariance J, the data's precision, and :math:`\hat g` that of its noise, S, on
+        top: :math:`\hat g \sim N(Ju, J + S)`. With the prior's precision L₀ and slope ρ the posterior has
+        precision :math:`Q = L_0 + J(J+S)^{-1}J` and mean
+        :math:`Q^{-1}(\rho + J(J+S)^{-1}\hat g)`, instead of :math:`P = L_0 + J` and
+        :math:`P^{-1}(\rho + \hat g)`. Exact where likelihood and prior are normal and the curvature is
+        known.
+
+        Returns
+        -------
+        shift : ndarray, shape (d,)
+            What to add to draws, in u.
+        covariance : ndarray, shape (d, d)
+            Of what to add besides: :math:`Q^{-1} - P^{-1}`.
         """
-        L0, P = self.prior_precision, self.precision
-        J = P - L0
-        S = self.tilt**2 * np.eye(len(P))
-        aware = L0 + J @ np.linalg.solve(J + S, J)
-        values, vectors = np.linalg.eigh(np.linalg.inv(aware) - np.linalg.inv(P))
-        return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
+        L0, slope = self.prior_precision, self.precision @ self.mean - self.gradient
+        # Noise may leave directions that the prior alone determines with negative information.
+        values, vectors = np.linalg.eigh(self.precision - L0)
+        J = (vectors * np.maximum(values, 0.0)) @ vectors.T
+        kept = J @ np.linalg.pinv(J + self.tilt**2 * np.eye(len(J)), hermitian=True)
+        Q, P = L0 + kept @ J, L0 + J
+        shift = np.linalg.solve(Q, slope + kept @ self.gradient)
+        shift -= np.linalg.solve(P, slope + self.gradient)
+        values, vectors = np.linalg.eigh(np.linalg.inv(Q) - np.linalg.inv(P))
+        return shift, np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
 
 
 class Expansion:
-    """Units' log-likelihoods and their derivatives in the coordinates of an anchor. Private."""
+    """Units' tempered log-likelihoods and their derivatives in the coordinates of an anchor. Private."""
 
-    def __init__(self, model: Any, likelihood: RecordLikelihood, compile_kwargs: Any):
-        self.likelihood = likelihood
+    def __init__(
+        self,
+        model: Any,
+        likelihood: RecordLikelihood,
+        compile_kwargs: Any = None,
+        tempering: float = 1.0,
+    ):
+        self._likelihood, self._tempering = likelihood, tempering
+        self.n_units = likelihood.n_units
         self._gradients = UnitGradients(model, likelihood, compile_kwargs=compile_kwargs)
         self._hessians = UnitHessians(model, likelihood, compile_kwargs=compile_kwargs)
-        self._line = DirectionalCurvature(model, likelihood, compile_kwargs=compile_kwargs)
+        d = len(initial_theta(model))
+        self.keeps_hessians = 8 * likelihood.n_units * d * (d + 1) // 2 <= _KEPT_BYTES
+        self._line = (
+            None
+            if self.keeps_hessians
+            else DirectionalCurvature(model, likelihood, compile_kwargs=compile_kwargs)
+        )
+        self._latest: tuple[Vector, list[Vector]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None}
+
+    def log_likelihood(self, theta: Vector) -> Vector:
+        r""":math:`T \ell_i`, shape (units,)."""
+        with np.errstate(all="ignore"):
+            return self._tempering * self._likelihood(theta)
 
     def gradients(self, theta: Vector, W: Vector) -> Iterator[Vector]:
-        r"""Chunks of :math:`W^\top \nabla\ell_i`."""
-        with np.errstate(all="ignore"):
-            for chunk in self._gradients(theta):
-                yield chunk @ W
+        r"""Chunks of :math:`T W^\top \nabla\ell_i`."""
+        for chunk in self._gradients(theta):
+            # Never across a yield: generators may end in any order, and would restore the wrong state.
+            with np.errstate(all="ignore"):
+                rotated = chunk @ (self._tempering * W)
+            yield rotated
 
     def hessians(self, theta: Vector, W: Vector) -> Iterator[Vector]:
-        r"""Chunks of :math:`W^\top \nabla^2\ell_i W` as vectors of the same Frobenius norm."""
-        with np.errstate(all="ignore"):
-            for chunk in self._hessians(theta):
-                yield as_vectors(np.einsum("ji,njk,kl->nil", W, chunk, W, optimize=True))
+        r"""Chunks of :math:`T W^\top \nabla^2\ell_i W` as vectors of the same Frobenius norm."""
+        for chunk in self._hessian_chunks(theta):
+            with np.errstate(all="ignore"):
+                rotated = as_vectors(W.T @ chunk @ (self._tempering * W))
+            yield rotated
+
+    def _hessian_chunks(self, theta: Vector) -> Iterable[Vector]:
+        if not self.keeps_hessians:
+            return self._hessians(theta)
+        if self._latest is None or not np.array_equal(self._latest[0], theta):
+            self._latest = theta.copy(), list(self._hessians(theta))
+        return self._latest[1]
 
     def curvature_along(self, theta: Vector, v: Vector) -> Vector:
-        """Second derivative of every unit's term along v."""
-        return self._line(theta, v)
+        """Second derivative of every unit's term along v, where Hessians are too many to keep."""
+        if self._line is None:
+            raise RuntimeError("Hessians are kept; take their products.")
+        return self._tempering * self._line(theta, v)
 
 
 class Residuals:
     r"""Units' residuals :math:`h_i(u)` of an anchor. Private: never leave the process, not pickled.
+
+    Units' terms of the anchor are kept as one row each, gradient and Hessian side by side, so that
+    one matrix-vector product evaluates all of them. Where the Hessians are too many to keep (64 MiB),
+    second derivatives along the move are computed instead.
 
     Parameters
     ----------
@@ -137,31 +210,34 @@ class Residuals:
         a = self._anchor
         if self._kept is None:
             self._kept = self._prepare()
-        at_zero, gradients, factors = self._kept
+        at_zero, terms, factors = self._kept
         with np.errstate(all="ignore"):
-            h = self._expansion.likelihood(a.to_theta(u)) - at_zero - gradients @ u
-            if factors is None:
+            h = self._expansion.log_likelihood(a.to_theta(u)) - at_zero
+            if a.order == 1:
                 # A public share of the curvature, the same for all, added back by `log_ratio`.
-                return h + (u @ a.curvature @ u) / (2 * len(h))
-            return h - factors * self._expansion.curvature_along(a.theta0, a.W @ u) / 2
+                return h - terms @ u + (u @ a.curvature @ u) / (2 * len(h))
+            if factors is None:
+                return h - terms @ np.append(u, as_vectors(np.outer(u, u)) / 2)
+            along = self._expansion.curvature_along(a.theta0, a.W @ u)
+            return h - terms @ u - factors * along / 2
 
     def _prepare(self) -> tuple[Vector, Vector, Vector | None]:
+        """Log-likelihoods at the anchor, gradients and Hessians, or the factors that clip these."""
         a, expansion = self._anchor, self._expansion
         gradients = clipped_gradients(expansion, a.first_theta0, a.W, a.gradient_clip)
         if a.correction_clip > 0:
-            gradients += clip(
-                np.concatenate(list(expansion.gradients(a.theta0, a.W))) - gradients,
-                a.correction_clip,
-            )
-        factors = None
-        if a.order == 2:
-            factors = np.concatenate(
-                [
-                    shrink(norms(chunk), a.hessian_clip)
-                    for chunk in expansion.hessians(a.theta0, a.W)
-                ]
-            )
-        return expansion.likelihood(a.theta0), gradients, factors
+            now = np.concatenate(list(expansion.gradients(a.theta0, a.W)))
+            with np.errstate(all="ignore"):
+                change = now - gradients
+            gradients += clip(change, a.correction_clip)
+        terms, factors = [gradients], None
+        if a.order == 2 and expansion.keeps_hessians:
+            chunks = expansion.hessians(a.theta0, a.W)
+            terms.append(np.concatenate([clip(chunk, a.hessian_clip) for chunk in chunks]))
+        elif a.order == 2:
+            sizes = map(norms, expansion.hessians(a.theta0, a.W))
+            factors = np.concatenate([shrink(size, a.hessian_clip) for size in sizes])
+        return expansion.log_likelihood(a.theta0), np.asfortranarray(np.hstack(terms)), factors
 
 
 def clipped_gradients(expansion: Expansion, theta: Vector, W: Vector, bound: float) -> Vector:

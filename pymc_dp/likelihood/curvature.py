@@ -1,21 +1,25 @@
 """Second derivatives of the per-unit log-likelihoods."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
-from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.replace import clone_replace
 
 from pymc_dp.compat import pushforward
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
-from pymc_dp.likelihood.gradients import record_inputs
+from pymc_dp.likelihood.gradients import (
+    for_every_record,
+    gradients_of,
+    one_record,
+    side_by_side,
+)
 from pymc_dp.likelihood.records import RecordLikelihood, initial_theta, record_graph
 
 _CHUNK_BYTES = 2**22
@@ -49,22 +53,25 @@ class UnitHessians:
         self._likelihood = likelihood
         roles = likelihood.roles
         d = self._d = len(initial_theta(model))
-        graph = record_graph(model, roles)
         axes = [leaf.axis for leaf in roles.record_data]
-        alone, every = record_inputs(graph.rows, axes)
-        (term,) = clone_replace([graph.log_likelihood], alone, rebuild_strict=False)
+        graph = record_graph(model, roles)
         direction = pt.vector("direction", shape=(d,))
         try:
-            slope = pytensor.grad(rewrite_pregrad(term).sum(), graph.theta)
-            # One record's Hessian times each unit vector, and that for every record.
-            product = pytensor.grad(slope @ direction, graph.theta, disconnected_inputs="ignore")
-            hessian = vectorize_graph(product, {direction: pt.eye(d)})
-            hessians = vectorize_graph(hessian, every)
-            if hessians.ndim == 2:  # the same for every record
-                hessians = pt.broadcast_to(hessians, (graph.rows[0].shape[axes[0]], d, d))
-            self._function = compile_without_checks(
-                [graph.theta, *graph.rows], strip_checks(hessians), compile_kwargs
+            one = one_record(graph, axes)
+            # With a copy of θ for every record, one reverse pass over the slopes along a direction
+            # gives all records' products of Hessian and direction.
+            terms, copies = one.with_values_of_its_own()
+            parts = clone_replace(
+                list(one.all_values.values()), {graph.theta: direction}, rebuild_strict=False
             )
+            gradients = gradients_of(terms.sum(), list(copies))
+            slopes = [(g * part).sum() for g, part in zip(gradients, parts, strict=True)]
+            products = gradients_of(sum(slopes), list(copies))
+            blocks = for_every_record(clone_replace(products, copies, rebuild_strict=False), one)
+            self._function = compile_without_checks(
+                [graph.theta, direction, *graph.rows], [strip_checks(b) for b in blocks],
+                compile_kwargs,
+            )  # fmt: skip
         except (NotImplementedError, TypeError, ValueError) as error:
             raise UnsupportedModelError(
                 f"The likelihood of {[rv.name for rv in model.observed_RVs]} has no second "
@@ -84,11 +91,17 @@ class UnitHessians:
         """
         for chunk in self._chunks.all():
             per_record = self._likelihood.shielded(
-                lambda some: np.asarray(self._function(theta, *some)),
+                lambda some: self._columns(theta, some),
                 self._likelihood.rows(chunk.records),
                 (self._d, self._d),
             )
             yield chunk.per_unit(per_record)
+
+    def _columns(
+        self, theta: NDArray[np.float64], rows: Sequence[NDArray[Any]]
+    ) -> NDArray[np.float64]:
+        columns = [side_by_side(self._function(theta, e, *rows)) for e in np.eye(self._d)]
+        return np.stack(columns, axis=2)
 
 
 class DirectionalCurvature:

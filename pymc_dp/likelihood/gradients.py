@@ -77,8 +77,8 @@ class UnitGradients:
         )
         ways = {
             "forward": (_forward, _transposed),
-            "reverse": (_reverse, _side_by_side),
-            "batched": (_batched, _side_by_side),
+            "reverse": (_reverse, side_by_side),
+            "batched": (_batched, side_by_side),
         }
         candidates = {}
         for name in ways if method is None else [method]:
@@ -152,7 +152,7 @@ def _transposed(blocks: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.asarray(blocks[0]).T
 
 
-def _side_by_side(blocks: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def side_by_side(blocks: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Gradients in each value, shape (records, ...), as one array of shape (records, d).
 
     It is laid out one column after the other, which is how
@@ -170,20 +170,17 @@ def _forward(graph: RecordGraph, axes: list[int], d: int) -> list[Variable]:
 
 
 def _reverse(graph: RecordGraph, axes: list[int], d: int) -> list[Variable]:
-    one = _one_record(graph, axes)
-    gradients = _gradients(one.term, one.values)
+    one = one_record(graph, axes)
+    gradients = gradients_of(one.term, one.values)
     batched = vectorize_graph(gradients, one.all_records | one.all_values)
-    return _for_every_record(batched, one)
+    return for_every_record(batched, one)
 
 
 def _batched(graph: RecordGraph, axes: list[int], d: int) -> list[Variable]:
-    one = _one_record(graph, axes)
-    copies = {
-        alone: pt.broadcast_to(value, (one.n_records, *value.shape))
-        for alone, value in one.all_values.items()
-    }
-    terms = vectorize_graph(one.term, one.all_records | copies)
-    return _for_every_record(_gradients(terms.sum(), list(copies.values())), one)
+    one = one_record(graph, axes)
+    terms, copies = one.with_values_of_its_own()
+    gradients = gradients_of(terms.sum(), list(copies))
+    return for_every_record(clone_replace(gradients, copies, rebuild_strict=False), one)
 
 
 def record_inputs(
@@ -199,7 +196,7 @@ def record_inputs(
     return alone, every
 
 
-class _OneRecord(NamedTuple):
+class OneRecord(NamedTuple):
     """The term of a single record, and what stands in it for the record and for the values of θ."""
 
     term: Variable
@@ -208,8 +205,22 @@ class _OneRecord(NamedTuple):
     all_values: dict[Variable, Variable]
     n_records: Variable
 
+    def with_values_of_its_own(self) -> tuple[Variable, dict[Variable, Variable]]:
+        """Every record's term as a function of a copy of θ's values, and what goes into the copies."""
+        own = {
+            alone: pt.tensor(dtype=value.type.dtype, shape=(None, *value.type.shape))
+            for alone, value in self.all_values.items()
+        }
+        terms = vectorize_graph(self.term, self.all_records | own)
+        copies = {
+            own[alone]: pt.broadcast_to(value, (self.n_records, *value.shape))
+            for alone, value in self.all_values.items()
+        }
+        return terms, copies
 
-def _one_record(graph: RecordGraph, axes: list[int]) -> _OneRecord:
+
+def one_record(graph: RecordGraph, axes: list[int]) -> OneRecord:
+    """Cut a single record's term out of the graph of all."""
     alone, every = record_inputs(graph.rows, axes)
     for values in (graph.values, [graph.theta]):
         stand_ins = [value.type() for value in values]
@@ -217,7 +228,7 @@ def _one_record(graph: RecordGraph, axes: list[int]) -> _OneRecord:
         (term,) = clone_replace([graph.log_likelihood], replacements, rebuild_strict=False)
         if graph.theta not in ancestors([term]):  # with named dimensions θ has no plain parts
             break
-    return _OneRecord(
+    return OneRecord(
         rewrite_pregrad(term).sum(),
         stand_ins,
         every,
@@ -226,13 +237,17 @@ def _one_record(graph: RecordGraph, axes: list[int]) -> _OneRecord:
     )
 
 
-def _gradients(output: Variable, values: list[Variable]) -> list[Variable]:
+def gradients_of(output: Variable, values: list[Variable]) -> list[Variable]:
     """Gradients of a scalar; zero in the values that it does not depend on."""
     known = set(ancestors([output]))
-    return [pytensor.grad(output, v) if v in known else pt.zeros_like(v) for v in values]
+    return [
+        pytensor.grad(output, v, disconnected_inputs="ignore") if v in known else pt.zeros_like(v)
+        for v in values
+    ]
 
 
-def _for_every_record(gradients: list[Variable], one: _OneRecord) -> list[Variable]:
+def for_every_record(gradients: list[Variable], one: OneRecord) -> list[Variable]:
+    """One row per record, also where all records have the same."""
     return [
         pt.broadcast_to(g, (one.n_records, *g.shape)) if g.ndim == value.ndim else g
         for g, value in zip(gradients, one.values, strict=True)

@@ -178,7 +178,8 @@ class Guarantee:
             )
         return (
             f"These draws are ({self.epsilon:g}, {self.delta:.3g})-differentially private with "
-            f"respect to replacing {self.unit} among {self.n_units:,}: all "
+            f"respect to replacing {self.unit} among {self.n_units:,}: "
+            f"{'the preparation and ' if self.once else ''}all "
             f"{self.chains * self.iterations:,} iterations ({self.chains} chain(s), tuning "
             "included) together."
         )

@@ -15,35 +15,41 @@ B is the same in both directions, so the penalty test (Ceperley and Dewing, 1999
 as long as no residual is clipped, the posterior times :math:`e^{\xi^\top u + u^\top \Xi u/2}`: ξ
 and Ξ are the anchor's own noise, of known law. Moves are autoregressive ones that leave the anchor's
 normal approximation invariant, and random walks, at random.
-
-Not public yet: what is missing is listed in the developer's pages on the architecture.
 """
 
 import logging
 import math
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
+from pymc.blocking import DictToArrayBijection, RaveledVars
 from pymc.step_methods.state import dataclass_state
+from scipy.special import ndtr
 
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
-from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.exceptions import (
+    NoAnchorError,
+    PrivacyConfigurationError,
+    PrivacyError,
+    UnsupportedModelError,
+)
 from pymc_dp.likelihood.records import initial_theta
 from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
+from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.purse import Purse
-from pymc_dp.steps.base import PrivateStep, PrivateStepState, register_guarantee
-from pymc_dp.steps.penalty import penalty_test
+from pymc_dp.steps.base import STATS, PrivateStep, PrivateStepState, register_guarantee
+from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
 from pymc_dp.steps.settings import Vector, fraction
 
 _log = logging.getLogger("pymc.dp")
@@ -85,6 +91,8 @@ class DPAnchored(PrivateStep):
         Spread the draws by what the anchor's own noise adds to the uncertainty, so that intervals
         cover as they should. Otherwise they are draws from a posterior around a slightly wrong
         place.
+    tempering : float, optional
+        T: the posterior's log-likelihood is multiplied by it. Default 1.
     unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
         As in :class:`~pymc_dp.DPPenalty`.
 
@@ -121,6 +129,7 @@ class DPAnchored(PrivateStep):
         delta: float | None = None,
         anchor_share: float = 0.7,
         noise_aware: bool = True,
+        tempering: float | None = None,
         unit: str | int | ArrayLike | None = None,
         public: Sequence[str] = (),
         ledger: PrivacyLedger | None = None,
@@ -133,7 +142,11 @@ class DPAnchored(PrivateStep):
     ):
         self._anchor_share = fraction("anchor_share", anchor_share)
         self._noise_aware = bool(noise_aware)
+        self._tempering = (
+            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
+        )
         self.anchor: Anchor | None = None
+        self._current: tuple[Vector, Vector] | None = None
         super().__init__(
             vars,
             draws=draws,
@@ -152,12 +165,23 @@ class DPAnchored(PrivateStep):
             rng=rng,
             blocked=blocked,
         )
-        self._expansion = Expansion(self.model, self._likelihood, compile_kwargs)
+        try:
+            self._expansion = Expansion(
+                self.model, self._likelihood, compile_kwargs, self._tempering
+            )
+        except UnsupportedModelError as error:
+            raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
         if self.guarantee.valid:
             k = np.arange(1, self.iterations + 1)
             mu = np.hypot(1 / self._z_anchor, np.sqrt(k) / self._z)
             self._spent = np.asarray(gaussian_epsilon(mu, self._delta))
         self.u = np.zeros(len(initial_theta(self.model)))
+        self.stats_dtypes_shapes = {
+            **STATS,
+            "unadjusted": (np.dtype((np.float64, self.u.shape)), list(self.u.shape)),
+        }
+        # The host reads both.
+        self.stats_dtypes = [{k: dtype for k, (dtype, _) in self.stats_dtypes_shapes.items()}]
 
     def _check_budget(self, epsilon: float | None, noise_multiplier: float | None) -> None:
         if epsilon is None:
@@ -167,7 +191,10 @@ class DPAnchored(PrivateStep):
         super()._check_budget(epsilon, noise_multiplier)
 
     def _configure(self, d: int) -> None:
-        """Nothing to configure: the budget is the only knob."""
+        if d * (d + 1) // 2 > MAX_DIMENSION:
+            raise NoAnchorError(
+                f"DPAnchored needs the Hessian in all {d} parameters, and these are too many."
+            )
 
     def _calibrate(
         self,
@@ -184,7 +211,11 @@ class DPAnchored(PrivateStep):
         return (Gaussian(self._z),)
 
     def _settings(self) -> dict[str, float | str]:
-        return {"anchor_share": self._anchor_share, "noise_aware": str(self._noise_aware)}
+        return {
+            "anchor_share": self._anchor_share,
+            "noise_aware": str(self._noise_aware),
+            "tempering": self._tempering,
+        }
 
     # -- the anchor ---------------------------------------------------------------------------
 
@@ -200,70 +231,138 @@ class DPAnchored(PrivateStep):
             self.reserve()
             first = self.guarantee.first_plan
             permit = self.ledger.charge(first, self.ledger.claim(first), 0)
-            self.anchor = build_anchor(
-                self._expansion,
-                self._log_public,
-                initial_theta(self.model),
-                Purse(permit, self._z_anchor),
-                self._noise,
-                chain_multiplier=self._z,
-                on_progress=lambda what: _log.info("Anchor: %s", what),
-            )
-            self._residuals = Residuals(self._expansion, self.anchor)
-            self._prepare_moves(self.anchor)
-            report = self._report(self.anchor)
-            self.guarantee = replace(self.guarantee, settings={**self.guarantee.settings, **report})
+            try:
+                anchor = build_anchor(
+                    self._expansion,
+                    self._log_public,
+                    initial_theta(self.model),
+                    Purse(permit, self._z_anchor),
+                    self._noise,
+                    chain_multiplier=self._z,
+                    on_progress=lambda what: _log.info("Anchor: %s", what),
+                )
+            except (np.linalg.LinAlgError, FloatingPointError, OverflowError):
+                # Of released numbers only; but they lead nowhere.
+                raise PrivacyError(self._failure("its noisy equations have no solution")) from None
+            self._check(anchor)
+            self._residuals = Residuals(self._expansion, anchor)
+            self._prepare_moves(anchor)
+            settings = {**self.guarantee.settings, **self._report(anchor)}
+            self.guarantee = replace(self.guarantee, settings=settings)
             register_guarantee(self.guarantee)
+            self.anchor = anchor
         return self.anchor
 
+    def prepare(self) -> None:
+        """Release the anchor."""
+        self.build_anchor()
+
     def _prepare_moves(self, anchor: Anchor) -> None:
-        d = len(anchor.mean)
         self._root = np.linalg.cholesky(np.linalg.inv(anchor.precision))
-        far = 1.05 * math.sqrt(d + float(anchor.mean @ anchor.mean))
-        self._sigma = noise_sd(anchor.residual_clip * math.sqrt(2 * d) * far**anchor.order, self._z)
-        kappa = min(1.0, (2 / self._sigma) ** 2) if self._sigma > 0 else 1.0
+        kappa = min(1.0, (2 / anchor.sigma) ** 2) if anchor.sigma > 0 else 1.0
         self._r = math.sqrt(1 - (1 - kappa) ** 2)
-        self._radius = _RADIUS * far
-        values, vectors = np.linalg.eigh(anchor.noise_covariance)
+        self._radius = _RADIUS * anchor.typical_distance
+        self._shift, covariance = anchor.noise_aware()
+        values, vectors = np.linalg.eigh(covariance)
         self._spread = vectors * np.sqrt(np.maximum(values, 0.0))
 
-    def _report(self, anchor: Anchor) -> dict[str, float | str]:
-        tilt = anchor.tilt * math.sqrt(
-            float(np.trace(np.linalg.inv(anchor.precision))) / len(anchor.mean)
-        )
-        if tilt > 1:
+    def _check(self, anchor: Anchor) -> None:
+        """Refuse an anchor that is of no use; warn of one that is of little."""
+        off, root_d = float(np.linalg.norm(anchor.mean)), math.sqrt(len(anchor.mean))
+        by_noise = 4 * anchor.tilt_in_sds * root_d
+        if not off <= 0.35 * math.sqrt(self._roles.n_units) + by_noise:
+            raise PrivacyError(
+                self._failure(f"by its own measurement it is {off:.0f} posterior sds away")
+            )
+        if off > 4 * root_d + by_noise:
+            _log.warning(
+                "The anchor is %.1f posterior standard deviations from the mode: draws may mix badly. "
+                "A larger `epsilon`, or DPHMC, would help.",
+                off,
+            )
+        if anchor.tilt_in_sds > 1:
             _log.warning(
                 "The anchor's noise moves the draws by %.1f posterior standard deviations: intervals "
                 "are mostly privacy noise. A larger `epsilon`, or more records, would help.",
-                tilt,
+                anchor.tilt_in_sds,
             )
-        if anchor.saturated:
+        if anchor.sigma > 4:
             _log.warning(
-                "The private search for the mode may not have arrived. Use DPPenalty or DPHMC, a "
-                "larger `epsilon`, or priors that say more; what was spent is spent."
+                "What the anchor does not explain needs noise of standard deviation %.1f in each log "
+                "acceptance ratio: few moves will be accepted. A larger `epsilon`, fewer draws, or "
+                "DPHMC, would help.",
+                anchor.sigma,
             )
+
+    def _failure(self, why: str) -> str:
+        spent = float(gaussian_epsilon(1 / self._z_anchor, self._delta)) if self._z_anchor else 0.0
+        return (
+            f"The private search for the posterior's mode did not arrive: {why}. It has spent "
+            f"ε = {spent:.3g} (δ = {self._delta:.3g}); no draw was made, and a ledger keeps the whole "
+            "run as charged. Use a larger `epsilon`, priors that say more, parameters on a scale where "
+            "the start is nearer, or another step: DPHMC or DPPenalty."
+        )
+
+    def _report(self, anchor: Anchor) -> dict[str, float | str]:
         return {
-            "tilt": tilt,
+            "tilt": anchor.tilt_in_sds,
             "order": anchor.order,
             "rounds": anchor.rounds,
-            "mode_search_saturated": str(anchor.saturated),
-            "typical_noise_sd": self._sigma,
+            "distance_to_mode": float(np.linalg.norm(anchor.mean)),
+            "typical_noise_sd": anchor.sigma,
+            "expected_acceptance": 2 * float(ndtr(-anchor.sigma / 2)),
+            "clipped_share": anchor.clipped_share,
+            "clipped_share_sd": anchor.clipped_share_sd,
         }
+
+    def derived_groups(self, groups: Mapping[str, Any]) -> dict[str, Any]:
+        """The chain's own draws, and as many of the surrogate: the anchor's normal approximation."""
+        anchor, posterior = self.anchor, groups["posterior"]
+        if anchor is None or "unadjusted" not in groups["sample_stats"]:
+            return {}
+        unadjusted = groups["sample_stats"]["unadjusted"].values
+        rng = np.random.default_rng(self.run_id)
+        e, spread = rng.standard_normal((2, *unadjusted.shape))
+        u = anchor.mean + e @ self._root.T
+        if self._noise_aware:
+            u += self._shift + spread @ self._spread.T
+        return {
+            "unadjusted_posterior": self._as_variables(unadjusted, posterior),
+            "surrogate_posterior": self._as_variables(anchor.theta0 + u @ anchor.W.T, posterior),
+        }
+
+    def _as_variables(self, thetas: Vector, posterior: Any) -> Any:
+        """Points in unconstrained space as a dataset like that of the draws."""
+        outputs = [v for v in self.model.unobserved_value_vars if v.name in posterior]
+        function = self.model.compile_fn(
+            outputs, point_fn=True, on_unused_input="ignore", mode="FAST_COMPILE"
+        )
+        shape = DictToArrayBijection.map(self.model.initial_point()).point_map_info
+        rows = [
+            function(DictToArrayBijection.rmap(RaveledVars(theta, shape)))
+            for theta in thetas.reshape(-1, thetas.shape[-1])
+        ]
+        result = posterior.copy()
+        for output, values in zip(outputs, zip(*rows, strict=True), strict=True):
+            like = posterior[output.name]
+            result[output.name] = (like.dims, np.reshape(values, like.shape))
+        return result
 
     # -- the chain ----------------------------------------------------------------------------
 
+    def _check_host(self) -> None:
+        if self.anchor is None and multiprocessing.parent_process() is not None:
+            raise PrivacyConfigurationError(
+                "The chains of a run share one anchor, which must exist before they start in processes "
+                "of their own. Call `step.build_anchor()` before `pm.sample`, or use `pymc_dp.sample`, "
+                "or `cores=1`. Nothing has been released or charged."
+            )
+        super()._check_host()
+
     def _start_chain(self) -> None:
-        if self.anchor is None:
-            if multiprocessing.parent_process() is not None:
-                raise PrivacyConfigurationError(
-                    "The chains of a run share one anchor, which must exist before they start in "
-                    "processes of their own. Call `step.build_anchor()` before `pm.sample`, or use "
-                    "`pymc_dp.sample`, or `cores=1`. Nothing has been released."
-                )
-            self.build_anchor()
         anchor = self.build_anchor()
         self.u = anchor.mean + 0.8 * self._root @ self.rng.standard_normal(len(anchor.mean))
-        self._current: tuple[Vector, Vector] | None = None
+        self._current = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_current": None}
@@ -285,15 +384,29 @@ class DPAnchored(PrivateStep):
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         anchor = self.build_anchor()
+        info = self._move(anchor, permit)
+        raw = anchor.to_theta(self.u)
+        spread = self._shift + self._spread @ self.rng.standard_normal(len(raw))
+        draw = anchor.to_theta(self.u + spread) if self._noise_aware else raw
+        return draw, {**info._asdict(), "scale": self._r, "unadjusted": raw}
+
+    def _move(self, anchor: Anchor, permit: Permit) -> PenaltyInfo:
         proposal, log_proposals = self._propose(self.u, anchor)
         proposed: list[Vector] = []
 
-        def ratios() -> Any:
+        def ratios() -> Iterator[Vector]:
             if self._current is None or not np.array_equal(self._current[0], self.u):
                 self._current = self.u.copy(), self._residuals(self.u)
             proposed.append(self._residuals(proposal))
             with np.errstate(all="ignore"):
                 yield proposed[0] - self._current[1]
+
+        def noisy_ratio(u: Vector, new: Vector) -> float:
+            return float(
+                noisy_sum(
+                    ratios(), bound=B, noise_multiplier=self._z, permit=permit, noise=self._noise
+                )
+            )
 
         def log_known(u: Vector) -> float:
             if np.linalg.norm(u) > self._radius:
@@ -301,22 +414,16 @@ class DPAnchored(PrivateStep):
             return anchor.log_ratio(u) + self._log_public(anchor.to_theta(u))
 
         B = anchor.bound(self.u, proposal)
-        new, info = penalty_test(
+        self.u, info = penalty_test(
             self.u,
             proposal,
             log_u=math.log1p(-self.rng.random()),
             bound=lambda _: B,
-            noisy_ratio=lambda u, new: float(
-                noisy_sum(
-                    ratios(), bound=B, noise_multiplier=self._z, permit=permit, noise=self._noise
-                )
-            ),
+            noisy_ratio=noisy_ratio,
             log_public=log_known,
             noise_multiplier=self._z,
             kinetic_ratio=log_proposals,
         )
         if info.accepted:
-            self._current = new.copy(), proposed[0]
-        self.u = new
-        spread = self._spread @ self.rng.standard_normal(len(new)) if self._noise_aware else 0.0
-        return anchor.to_theta(new + spread), {**info._asdict(), "scale": self._r}
+            self._current = self.u.copy(), proposed[0]
+        return info

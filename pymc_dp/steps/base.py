@@ -2,6 +2,7 @@
 
 import math
 import secrets
+import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -44,14 +45,23 @@ STATS: dict[str, tuple[Any, list[int]]] = {
 }
 """Every sampler statistic that may leave. Each is a function of noised releases and settings."""
 
+OWN_STATS = ("unadjusted",)
+"""Statistics of one step alone, which may leave as well."""
+
 # `pm.sample` offers no way to attach a promise to its result, so a draw carries the run's public
 # number, and `release` finds here what the run promised.
 _guarantees: dict[int, Guarantee] = {}
+_steps: "weakref.WeakValueDictionary[int, PrivateStep]" = weakref.WeakValueDictionary()
 
 
 def guarantee_of_run(run_id: int) -> Guarantee | None:
     """The promise of a run whose step was built in this process."""
     return _guarantees.get(run_id)
+
+
+def step_of_run(run_id: int) -> "PrivateStep | None":
+    """The step of a run, while it lives in this process."""
+    return _steps.get(run_id)
 
 
 def register_guarantee(guarantee: Guarantee) -> None:
@@ -175,6 +185,7 @@ class PrivateStep(BlockedStep):
             once=self.once,
         )
         register_guarantee(self.guarantee)
+        _steps[self.run_id] = self
         if ledger is not None and not self.guarantee.secure:
             raise PrivacyConfigurationError(
                 "A ledger accounts for real guarantees; a run with insecure noise has none. Leave "
@@ -249,7 +260,15 @@ class PrivateStep(BlockedStep):
     def _start_chain(self) -> None:
         """Forget the previous chain."""
 
+    def derived_groups(self, groups: Mapping[str, Any]) -> dict[str, Any]:
+        """More groups for a released result, from what is released in it."""
+        return {}
+
     # -- the chain ----------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Do what all chains share, before they start in processes of their own."""
+        self.reserve()
 
     def reserve(self) -> None:
         """Charge the whole run to the ledger; again and again costs nothing more."""

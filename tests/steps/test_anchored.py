@@ -1,12 +1,15 @@
 """The anchored sampler: what its kernel leaves invariant, and what its anchor is made of."""
 
+import dataclasses
+import warnings
+
 import numpy as np
 import pymc as pm
 import pytest
 from scipy import integrate
 
 import pymc_dp as dp
-from pymc_dp.anchor.build import build_anchor
+from pymc_dp.anchor.build import _Builder, build_anchor
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
@@ -57,8 +60,9 @@ def anchor_at(theta0, W, order, gradient, curvature, clip=1e9):
     return Anchor(
         theta0=np.array([theta0]), W=W * one, order=order, gradient=np.array([gradient]),
         curvature=curvature * one, gradient_clip=clip, hessian_clip=clip, correction_clip=0.0,
-        first_theta0=np.array([theta0]), tilt=0.0, residual_clip=1.0, mean=np.zeros(1),
-        precision=one, prior_precision=0 * one, rounds=1, saturated=False,
+        first_theta0=np.array([theta0]), tilt=0.0, residual_clip=1.0, clipped_share=0.0,
+        clipped_share_sd=0.0, sigma=1.0, mean=np.zeros(1),
+        precision=one, prior_precision=0 * one, rounds=1,
     )  # fmt: skip
 
 
@@ -187,7 +191,7 @@ def test_a_generous_budget_finds_the_mode_and_the_curvature():
     exact = np.linalg.inv(-hessian)
     found = at.W @ np.linalg.inv(at.precision) @ at.W.T
     np.testing.assert_allclose(np.diag(found), np.diag(exact), rtol=0.1)
-    assert not at.saturated
+    assert np.linalg.norm(at.mean) < 3
     assert at.tilt < 0.2
 
 
@@ -269,5 +273,61 @@ def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
     step = DPAnchored(draws=5, epsilon=5.0, model=model, compile_kwargs=FAST)
     monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     with pytest.raises(dp.PrivacyConfigurationError, match="build_anchor"):
-        step._start_chain()
+        step._begin(np.random.default_rng(0))
+    assert step.ledger.spent() == 0
     assert noise_sd(1.0, step._z) > 0
+
+
+def normal_anchor(L0, J, tilt, slope, gradient):
+    P = L0 + J
+    return dataclasses.replace(
+        anchor_at(0.0, 1.0, 2, gradient, J), prior_precision=np.array([[L0]]), tilt=tilt,
+        precision=np.array([[P]]), mean=np.array([(slope + gradient) / P]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("L0", "tilt"), [(0.0, 1.0), (1.0, 2.0), (5.0, 0.3)])
+def test_noise_aware_draws_are_the_posterior_given_the_release(L0, tilt):
+    """Against quadrature: u ~ prior, gradient ~ N(J u, J + tilt²)."""
+    J, slope, gradient = 1.0, 0.7, 1.9
+    at = normal_anchor(L0, J, tilt, slope, gradient)
+    shift, covariance = at.noise_aware()
+    grid = np.linspace(-60, 60, 400_001)
+    log_p = slope * grid - L0 * grid**2 / 2 - (gradient - J * grid) ** 2 / (2 * (J + tilt**2))
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    mean = p @ grid
+    assert at.mean[0] + shift[0] == pytest.approx(mean, rel=1e-6)
+    assert 1 / at.precision[0, 0] + covariance[0, 0] == pytest.approx(
+        p @ grid**2 - mean**2, rel=1e-5
+    )
+
+
+def test_negative_information_adds_nothing():
+    at = normal_anchor(1.0, -0.3, 0.458, 0.0, 0.2)
+    shift, covariance = at.noise_aware()
+    assert covariance[0, 0] == pytest.approx(0, abs=1e-9)
+    assert abs(shift[0]) < 1
+
+
+def test_a_record_that_overflows_near_the_anchor_does_not_warn():
+    """Finite at the anchor, infinite at every probe; and the state of numpy is left alone."""
+    y = np.random.default_rng(0).normal(size=400)
+    state = np.geterr()
+    for planted in (0, 40):
+        y[:planted] = 1.3e154
+        with pm.Model() as model:
+            mu, log_sigma = pm.Normal("mu", 0, 10), pm.Normal("log_sigma", 0, 1)
+            pm.Normal("y", mu, pm.math.exp(log_sigma), observed=pm.Data("Y", y))
+        expansion = expansion_of(model)
+        at = dataclasses.replace(
+            anchor_at(0.0, 1.0, 2, 0.0, 1.0), theta0=np.zeros(2), first_theta0=np.zeros(2),
+            W=np.eye(2), mean=np.zeros(2), precision=np.eye(2), curvature=np.eye(2),
+            gradient=np.zeros(2), correction_clip=0.1,
+        )  # fmt: skip
+        builder = _Builder(expansion, None, None, None, 1.0, print)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (sizes,) = builder._probe(at)
+        assert len(sizes) == 400
+    assert np.geterr() == state

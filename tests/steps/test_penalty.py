@@ -283,7 +283,7 @@ def test_one_record(quiet, fast):
     with pm.Model():
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, 1, observed=np.array([0.3]))
-        idata = dp.sample(20, chains=1, epsilon=1.0, **quiet, **fast)
+        idata = dp.sample(20, chains=1, epsilon=1.0, step=dp.DPPenalty, **quiet, **fast)
     assert idata.attrs["privacy_units"] == 1
     assert idata.attrs["privacy_delta"] == pytest.approx(0.1)
 

@@ -1,0 +1,67 @@
+"""The pictures of the page on plots.
+
+Run: ``python docs/pictures/draw.py``. Takes about a minute; data and noise of the trade-off are seeded,
+the noise of the other pictures is not, so they come out slightly different every time.
+"""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+import pymc as pm
+
+import pymc_dp as dp
+
+HERE = Path(__file__).parent
+QUIET = {"cores": 1, "progressbar": False, "compute_convergence_checks": False}
+
+
+def trial(n: int) -> pm.Model:
+    """The trial of the quickstart."""
+    rng = np.random.default_rng(0)
+    treated = rng.choice([-1.0, 1.0], size=n)
+    recovered = (rng.random(n) < 1 / (1 + np.exp(-0.4 - 0.3 * treated))).astype(int)
+    with pm.Model(coords={"term": ["intercept", "treated"]}) as model:
+        beta = pm.Normal("beta", 0, 1, dims="term")
+        X = pm.Data("X", np.column_stack([np.ones(n), treated]), dims=("patient", "term"))
+        pm.Bernoulli("recovered", logit_p=X @ beta, observed=recovered, dims="patient")
+    return model
+
+
+def save(ax, name: str) -> None:
+    """On white, whatever the page's theme is."""
+    ax.figure.savefig(HERE / f"{name}.png", dpi=100, facecolor="white")
+
+
+def main() -> None:
+    """Draw them all."""
+    n = 20_000
+    model = trial(n)
+    run = dp.sample(
+        400, tune=100, chains=2, epsilon=4.0, step=dp.DPPenalty, clip=2**0.5, model=model, **QUIET
+    )
+    save(dp.plot_privacy(run), "privacy")
+
+    results = {
+        f"ε = {epsilon:g}": dp.sample(200, chains=2, epsilon=epsilon, model=model, **QUIET)
+        for epsilon in (0.5, 2.0, 8.0)
+    }
+    save(dp.plot_clipping(results), "clipping")
+
+    made_up = np.column_stack([np.ones(n), np.resize([-1.0, 1.0], n)])
+    settings = {"data": {"X": made_up}, "truth": {"beta": [0.4, 0.3]}}
+    epsilons = (0.25, 0.5, 1.0, 2.0, 4.0)
+    save(dp.plot_tradeoff(model, epsilons=epsilons, draws=500, **settings), "tradeoff")
+    save(
+        dp.plot_tradeoff(
+            model, epsilons=epsilons, draws=2000, tune=500, step=dp.DPPenalty, clip=2**0.5,
+            scale=0.05, **settings,
+        ),
+        "tradeoff_penalty",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

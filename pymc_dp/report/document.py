@@ -1,0 +1,229 @@
+"""The facts of a released result, as text, HTML and JSON."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from pymc_dp.compat import groups_of, root_attrs
+from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError
+from pymc_dp.gibbs.metadata import is_post_processing
+from pymc_dp.privacy.events import Event, from_json, to_json
+from pymc_dp.privacy.guarantee import describe
+from pymc_dp.report.html import page
+from pymc_dp.report.wording import FALSE_ALARMS, recognised
+from pymc_dp.results import identify
+from pymc_dp.tables import as_html, as_text
+
+REPORT_SCHEMA_VERSION = 1
+_TITLE = "Privacy report"
+_UNKNOWN = "not known here"
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """A statement of what was released and what it guarantees.
+
+    ``print`` shows it as text, notebooks show it as a table, and :meth:`save` files it.
+
+    Parameters
+    ----------
+    statement : str
+        The guarantee as a sentence.
+    epsilon, delta : float
+        The guarantee; infinite or NaN if there is none or none is known.
+    valid : bool
+        Whether it holds.
+    unit : str
+        What is protected.
+    units : int, optional
+        How many of them there are.
+    relation : str
+        Which data sets count as neighbours.
+    algorithm : str
+        What made the draws.
+    noise : str
+        Where the noise came from.
+    accountant : str
+        How releases were added up.
+    releases : tuple of Event
+        Every noisy number, or group of them, that was computed from the data.
+    settings : mapping
+        The algorithm's settings.
+    post_processing : bool
+        Whether the draws were computed from statistics that are released already.
+    software : mapping
+        Names and versions.
+    sampled : str, optional
+        When, as an ISO 8601 time.
+    """
+
+    statement: str
+    epsilon: float
+    delta: float
+    valid: bool
+    unit: str
+    units: int | None
+    relation: str
+    algorithm: str
+    noise: str
+    accountant: str
+    releases: tuple[Event, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    post_processing: bool = False
+    software: Mapping[str, str] = field(default_factory=dict)
+    sampled: str | None = None
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value, in order."""
+        rows = [
+            ("Guarantee", f"ε = {self.epsilon:g}, δ = {self.delta:.3g}"),
+            ("Valid", "yes" if self.valid else "NO: " + self._why_not),
+            ("Unit of privacy", self.unit),
+        ]
+        if self.units is not None:
+            rows.append(("Number of units", f"{self.units:,}"))
+        rows += [
+            ("Neighbouring data sets", f"{self.relation}, at a public number of units"),
+            ("Algorithm", self.algorithm),
+            ("Noise", self.noise),
+            ("Accountant", self.accountant),
+        ]
+        rows += [("Releases", f"{e.count:,} {describe(e)}") for e in self.releases]
+        rows += [
+            (f"Setting {name}", f"{value:.6g}" if isinstance(value, float) else str(value))
+            for name, value in self.settings.items()
+        ]
+        if self.sampled is not None:
+            rows.append(("Sampled", self.sampled[:16].replace("T", " ") + " UTC"))
+        rows.append(("Software", ", ".join(f"{k} {v}" for k, v in self.software.items())))
+        return rows
+
+    @property
+    def _why_not(self) -> str:
+        return "the release declared no guarantee" if self.post_processing else "not private"
+
+    def __str__(self) -> str:
+        return as_text(_TITLE, self.rows) + "\n\n" + self.statement
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(_TITLE, self.rows) + f"<p>{escape(self.statement)}</p>"
+
+    def to_html(self) -> str:
+        """A page of its own, to file or to print: no scripts, fonts or pictures from elsewhere.
+
+        Besides the facts it has the guarantee in plain words, what is covered and what is not, and
+        how to check ε with somebody else's accountant.
+        """
+        return page(self, _TITLE, self.to_json())
+
+    def to_json(self) -> str:
+        """All facts, for machines. Numbers that are not finite are null.
+
+        ``releases`` is what :func:`~pymc_dp.privacy.accounting.composed_epsilon` turns into ε, in
+        the format of the attribute ``privacy_events``.
+        """
+        power = recognised(self)
+        facts = {
+            "schema": "pymc-dp privacy report",
+            "schema_version": REPORT_SCHEMA_VERSION,
+            "statement": self.statement,
+            "valid": self.valid,
+            "epsilon": _finite(self.epsilon),
+            "delta": _finite(self.delta),
+            "relation": self.relation,
+            "unit": self.unit,
+            "units": self.units,
+            "algorithm": self.algorithm,
+            "settings": {name: _finite(value) for name, value in self.settings.items()},
+            "post_processing": self.post_processing,
+            "noise": self.noise,
+            "accountant": self.accountant,
+            "releases": json.loads(to_json(self.releases)),
+            "recognised": power and {"false_alarms": FALSE_ALARMS, "at_most": power},
+            "sampled": self.sampled,
+            "software": dict(self.software),
+        }
+        return json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the report to a file; its ending says how.
+
+        Parameters
+        ----------
+        path : path
+            Ending in ``.html`` (:meth:`to_html`), ``.json`` (:meth:`to_json`) or ``.txt``.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If it ends otherwise.
+        """
+        path = Path(path)
+        write = {".html": self.to_html, ".json": self.to_json, ".txt": self.__str__}
+        if path.suffix.lower() not in write:
+            raise PrivacyConfigurationError(
+                f"`path` must end in .html, .json or .txt. Found {path.name!r}."
+            )
+        path.write_text(write[path.suffix.lower()]() + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def privacy_report(idata: Any) -> PrivacyReport:
+    """What a released result guarantees, for people who have to answer for it.
+
+    Parameters
+    ----------
+    idata : InferenceData or DataTree
+        From ``pymc_dp.sample`` or :func:`~pymc_dp.release`, or loaded from a file of one.
+
+    Returns
+    -------
+    PrivacyReport
+        Prints as text; :meth:`~PrivacyReport.save` writes a page (HTML), text or JSON.
+
+    Raises
+    ------
+    PrivacyError
+        If `idata` has not been through :func:`~pymc_dp.release`.
+    """
+    attrs, groups = root_attrs(idata), groups_of(idata)
+    if "privacy_schema_version" not in attrs:
+        raise PrivacyError(
+            "This result carries no privacy statement. Pass it through `pymc_dp.release(...)` first."
+        )
+    post_processing = is_post_processing(groups)
+    if not post_processing:
+        identify(groups)
+    host = groups["posterior"].attrs
+    software = {"pymc-dp": str(attrs["pymc_dp_version"])}
+    if "inference_library" in host:
+        software[host["inference_library"]] = str(host.get("inference_library_version", ""))
+    units = attrs.get("privacy_units")
+    return PrivacyReport(
+        statement=str(attrs["privacy_statement"]),
+        epsilon=float(attrs["privacy_epsilon"]),
+        delta=float(attrs["privacy_delta"]),
+        valid=bool(attrs["privacy_valid"]),
+        unit=str(attrs["privacy_unit"]),
+        units=None if units is None else int(units),
+        relation=str(attrs["privacy_relation"]),
+        algorithm=str(attrs.get("privacy_step", _UNKNOWN)),
+        noise=str(attrs["privacy_noise"]),
+        accountant=str(attrs.get("privacy_accountant", _UNKNOWN)),
+        releases=from_json(attrs["privacy_events"]),
+        settings=json.loads(attrs.get("privacy_settings", "{}")),
+        post_processing=post_processing,
+        software=software,
+        sampled=host.get("created_at"),
+    )

@@ -1,0 +1,191 @@
+"""The guarantee in plain words, its limits, and how somebody else can check it."""
+
+import math
+from typing import TYPE_CHECKING
+
+from scipy.stats import norm
+
+from pymc_dp.privacy.accounting import gaussian_mu
+from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, Pure
+
+if TYPE_CHECKING:
+    from pymc_dp.report.document import PrivacyReport
+
+FALSE_ALARMS = 0.05
+"""Share of false alarms that an attacker of :func:`recognised` puts up with."""
+
+
+def recognised(report: "PrivacyReport") -> float | None:
+    """Bound on how often an attacker tells a replaced unit, at 5 % false alarms; None without a guarantee.
+
+    For Gaussian releases alone it is the exact trade-off of the composition, otherwise that of (ε, δ).
+    """
+    if not report.valid:
+        return None
+    epsilon, delta = report.epsilon, report.delta
+    # The larger of the two exponentials would overflow for an ε that somebody debugs with.
+    bounds = [
+        math.exp(min(epsilon, 50.0)) * FALSE_ALARMS + delta,
+        1 - math.exp(-epsilon) * (1 - delta - FALSE_ALARMS),
+    ]
+    gaussians = [e for e in report.releases if isinstance(e, Gaussian)]
+    if gaussians and len(gaussians) == len(report.releases):
+        bounds.append(float(norm.cdf(norm.ppf(FALSE_ALARMS) + gaussian_mu(gaussians))))
+    return min(1.0, *bounds)
+
+
+def in_plain_words(report: "PrivacyReport") -> list[str]:
+    """Paragraphs for a reader who knows what the data are, and no differential privacy."""
+    if not report.valid:
+        return [_without_guarantee(report)]
+    if report.post_processing:
+        source = (
+            "These draws were computed from statistics that had been released with random noise, and "
+            "from nothing else that is confidential. Computing with released numbers tells nothing "
+            "that they do not tell already, so the guarantee is that of the release."
+        )
+    else:
+        source = (
+            "These draws were computed from confidential data. Random noise was added on the way, and "
+            "only numbers with noise in them left the computation."
+        )
+    if report.units is not None:
+        source += f" The data hold {report.units:,} units of privacy; a unit is {report.unit}."
+    power = recognised(report)
+    assert power is not None  # noqa: S101  (the report is valid)
+    return [
+        f"{source} What is published would look much the same if {report.unit} were replaced by "
+        "any other, whoever it is and whatever else is known.",
+        "How close is “much the same”? Think of someone who knows all other records, the model and "
+        "the software, and only has to tell which of two versions of one unit is in the data. "
+        f"Guessing blindly, with {100 * FALSE_ALARMS:g} % false alarms, they recognise the second "
+        f"version in {100 * FALSE_ALARMS:g} % of cases. With everything that is published here, they recognise "
+        f"it in at most {math.ceil(100 * power - 1e-9)} %.",
+        f"In technical terms, whatever may be concluded from what is published has a "
+        f"probability that changes by a factor of at most e^ε, with ε = {report.epsilon:g}, apart "
+        f"from δ = {report.delta:.3g}, when {report.unit} is replaced.",
+    ]
+
+
+def _without_guarantee(report: "PrivacyReport") -> str:
+    if report.post_processing:
+        return (
+            "These draws were computed from statistics that somebody released, and add nothing to "
+            "what those reveal. What those reveal is not known here: the model did not say how they "
+            "were released. Ask for the guarantee of the release and file it with this report."
+        )
+    return (
+        "This result is NOT private. It was made without noise, or with noise that can be "
+        "reproduced, as one does for tests. It carries no guarantee and must not leave the place "
+        "where the data are kept."
+    )
+
+
+def covered(report: "PrivacyReport") -> list[str]:
+    """What the guarantee covers."""
+    if not report.valid:
+        return []
+    everything = (
+        "The draws, and whatever is computed from them and from what is public."
+        if report.post_processing
+        else "Everything in the result that carries this report: the draws, the sampler's statistics, "
+        "this report. Tuning and discarded draws are included."
+    )
+    return [
+        everything,
+        "Whatever anybody computes from it later, with any other knowledge and any computer.",
+        "Every unit in the data to the same degree, the unusual ones included.",
+    ]
+
+
+def not_covered(report: "PrivacyReport") -> list[str]:
+    """What it does not cover."""
+    if not report.valid:
+        return []
+    limits = [
+        "Other results about the same people: each has its own cost, and the costs add up. The "
+        "account of a data set is its ledger.",
+        "What is true of the population whoever takes part. If it becomes known that a treatment "
+        "helps, that is known of everybody who was treated.",
+        "The data themselves, where they are kept.",
+    ]
+    if report.unit == "one record":
+        limits.insert(0, "People with several records: only each record of theirs is protected.")
+    if report.post_processing:
+        return limits
+    return [
+        "Anything that was computed from the data outside the model: means for standardising, bounds "
+        "and priors chosen after a look at the data, the choice of the model.",
+        *limits,
+        "How long the computation took, and whether the model was accepted at all.",
+    ]
+
+
+def how_to_check(report: "PrivacyReport") -> tuple[str, str]:
+    """How to verify ε without this software: a paragraph, and a program or nothing."""
+    if not report.valid:
+        return "There is no guarantee to check.", ""
+    if report.post_processing:
+        return (
+            "There is nothing to add up here: ε and δ are those that the model declares for the "
+            "releases it observes. Check them in the statement of whoever released the statistics.",
+            "",
+        )
+    if any(isinstance(e, BarkerBatch) for e in report.releases):
+        return (
+            "No public accountant knows Barker tests on batches. Their Rényi divergence is derived "
+            "in pymc-dp's documentation (“Subsampled accounting”), with the numbers to compare.",
+            "",
+        )
+    return (
+        "ε follows from the releases above alone: their noise, measured in units of how far one "
+        "unit of privacy can move a release, and their number. This Python program recomputes it with "
+        "Google's dp-accounting (pip install dp-accounting). It must print "
+        f"{report.epsilon:.6g} or less. Accountants round in their own ways, so the fourth digit may "
+        "differ.",
+        _program(report),
+    )
+
+
+def _program(report: "PrivacyReport") -> str:
+    gaussians = [e for e in report.releases if isinstance(e, Gaussian)]
+    if len(gaussians) == len(report.releases):
+        rows = [f"    ({e.noise_multiplier!r}, {e.count}),\n" for e in gaussians]
+        return (
+            "from dp_accounting.gaussian_mechanism import get_epsilon_gaussian\n\n"
+            "releases = [  # noise multiplier (standard deviation / sensitivity), count\n"
+            + "".join(rows)
+            + "]\n"
+            "mu = sum(count / z**2 for z, count in releases) ** 0.5\n"
+            f"print(get_epsilon_gaussian(1 / mu, {report.delta!r}))\n"
+        )
+    terms = [f"    ({_pld(e)}, {e.count}),\n" for e in report.releases]
+    return (
+        "from dp_accounting import NeighboringRelation\n"
+        "from dp_accounting.pld import common\n"
+        "from dp_accounting.pld import privacy_loss_distribution as pld\n\n"
+        "REPLACE = NeighboringRelation.REPLACE_ONE\n"
+        "releases = [  # privacy loss of one release, count\n" + "".join(terms) + "]\n"
+        "total = pld.identity()\n"
+        "for one, count in releases:\n"
+        "    total = total.compose(one.self_compose(count))\n"
+        f"print(total.get_epsilon_for_delta({report.delta!r}))\n"
+    )
+
+
+def _pld(event: Event) -> str:
+    match event:
+        case Gaussian():
+            return f"pld.from_gaussian_mechanism({event.noise_multiplier!r})"
+        case Laplace():
+            return f"pld.from_laplace_mechanism({event.noise_multiplier!r})"
+        case Pure():
+            parameters = f"common.DifferentialPrivacyParameters({event.epsilon!r}, 0)"
+            return f"pld.from_privacy_parameters({parameters})"
+        case PoissonGaussian():
+            # Under REPLACE_ONE dp-accounting wants the noise relative to the clipping bound.
+            return (
+                f"pld.from_gaussian_mechanism({2 * event.noise_multiplier!r}, "
+                f"sampling_prob={event.sampling_rate!r}, neighboring_relation=REPLACE)"
+            )
+    raise TypeError(type(event).__name__)

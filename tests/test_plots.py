@@ -1,0 +1,447 @@
+"""Plots: what they show, and that they look at released results and made-up data only."""
+
+import io
+import json
+import logging
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pymc as pm
+import pytest
+from pytensor import shared
+
+import pymc_dp as dp
+from pymc_dp.compat import from_groups, groups_of, root_attrs
+from pymc_dp.plots import _draw_tradeoff
+from pymc_dp.privacy.accounting import composed_epsilon
+from pymc_dp.privacy.events import Gaussian, PoissonGaussian, to_json
+from pymc_dp.tradeoff import Tradeoff, tradeoff, with_made_up_data
+
+FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+
+
+@pytest.fixture(autouse=True)
+def pyplot(monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    yield plt
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def run():
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=rng.normal(size=80))
+    usual = {
+        "draws": 12,
+        "tune": 4,
+        "chains": 2,
+        "epsilon": 1.5,
+        "model": model,
+        "step": dp.DPPenalty,
+        "cores": 1,
+        "progressbar": False,
+        "compute_convergence_checks": False,
+        **FAST,
+    }
+    return lambda **settings: dp.sample(**{**usual, **settings})
+
+
+@pytest.fixture(scope="module")
+def released(run):
+    return run()
+
+
+def with_attrs(released, **attrs):
+    changed = {f"privacy_{name}": value for name, value in attrs.items()}
+    return from_groups(groups_of(released), {**root_attrs(released), **changed}, like=released)
+
+
+def line(ax, label):
+    return next(li for li in ax.lines if li.get_label() == label).get_xydata()
+
+
+# -- plot_privacy -----------------------------------------------------------------------------------
+
+
+def test_the_total_ends_at_the_runs_epsilon(released):
+    ax = dp.plot_privacy(released)
+    total = line(ax, "2 chains together")
+    assert total[0].tolist() == [0, 0]
+    assert total[-1] == pytest.approx([16, 1.5], rel=1e-6)
+    assert (np.diff(total[:, 1]) > 0).all()
+    assert line(ax, "budget, ε = 1.5")[0, 1] == 1.5
+
+
+def test_a_chain_spends_what_its_statistics_say(released):
+    ax = dp.plot_privacy(released)
+    alone = line(ax, "each chain alone")
+    spent = released["sample_stats"]["epsilon_spent"].values[0]
+    assert alone[:, 0].tolist() == list(range(5, 17))
+    np.testing.assert_array_equal(alone[:, 1], spent)
+    # One chain that has come as far as two have together, at half the iterations, has spent as much.
+    total = dict(line(ax, "2 chains together").tolist())
+    assert spent[8 - 5] == pytest.approx(total[4], rel=1e-6)
+
+
+def test_one_chain_is_drawn_once(run):
+    ax = dp.plot_privacy(run(chains=1, tune=0))
+    assert line(ax, "the chain")[-1] == pytest.approx([12, 1.5], rel=1e-6)
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["the chain", "budget, ε = 1.5"]
+
+
+def test_releases_before_the_first_iteration_come_first(released):
+    events = (Gaussian(2.0, 1), Gaussian(40.0, 32), Gaussian(50.0, 96))
+    epsilon = composed_epsilon(events, 1e-5)
+    result = with_attrs(released, events=to_json(events), epsilon=epsilon, delta=1e-5)
+    total = line(dp.plot_privacy(result), "2 chains together")
+    assert total[0, 1] == pytest.approx(composed_epsilon(events[:1], 1e-5))
+    assert total[-1, 1] == pytest.approx(epsilon)
+
+
+def test_samples_are_added_up_by_their_own_accountant(released):
+    events = (PoissonGaussian(2.0, 0.1, 32),)
+    epsilon = composed_epsilon(events, 1e-5)
+    result = with_attrs(released, events=to_json(events), epsilon=epsilon, delta=1e-5)
+    assert line(dp.plot_privacy(result), "2 chains together")[-1, 1] == pytest.approx(epsilon)
+
+
+def test_a_part_of_a_result_is_placed_where_it_was_drawn(released):
+    part = {
+        name: group.isel(draw=slice(6, None)) if "draw" in group.dims else group
+        for name, group in groups_of(released).items()
+    }
+    ax = dp.plot_privacy(from_groups(part, root_attrs(released), like=released))
+    assert line(ax, "each chain alone")[0, 0] == 11
+    assert line(ax, "2 chains together")[-1] == pytest.approx([16, 1.5], rel=1e-6)
+
+
+def test_it_draws_where_it_is_told(released, pyplot):
+    figure, axes = pyplot.subplots(1, 2)
+    assert dp.plot_privacy(released, ax=axes[1]) is axes[1]
+    assert len(figure.axes) == 2
+    assert not axes[0].lines
+
+
+def test_without_a_guarantee_there_is_nothing_to_plot(run):
+    with pytest.raises(dp.PrivacyError, match="insecure seeded"):
+        dp.plot_privacy(run(noise=dp.InsecureSeededNoise(1)))
+
+
+def post_processed(released):
+    posterior = groups_of(released)["posterior"]
+    like = posterior["mu"]
+    stats = posterior.drop_vars("mu").assign(release_epsilon=like * 0 + 1, release_delta=like * 0)
+    return dp.release(
+        from_groups({"posterior": posterior, "sample_stats": stats}, {}, like=released)
+    )
+
+
+def test_post_processing_costs_and_clips_nothing(released):
+    with pytest.raises(dp.PrivacyError, match="cost nothing"):
+        dp.plot_privacy(post_processed(released))
+    with pytest.raises(dp.PrivacyError, match="nothing was clipped"):
+        dp.plot_clipping(post_processed(released))
+
+
+def test_raw_results_are_refused(released):
+    attrs = {k: v for k, v in root_attrs(released).items() if not k.startswith("privacy")}
+    raw = from_groups(groups_of(released), attrs, like=released)
+    for plot in (dp.plot_privacy, dp.plot_clipping):
+        with pytest.raises(dp.PrivacyError, match="release"):
+            plot(raw)
+
+
+def test_matplotlib_is_asked_for_when_it_is_missing(released, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"pymc-dp\[plots\]"):
+        dp.plot_privacy(released)
+
+
+# -- plot_clipping ----------------------------------------------------------------------------------
+
+
+def with_share(released, share, sd):
+    return with_attrs(
+        released, settings=json.dumps({"clipped_share": share, "clipped_share_sd": sd})
+    )
+
+
+def test_the_noisy_share_is_drawn_with_its_noise(released):
+    ax = dp.plot_clipping(with_share(released, 0.03, 0.01))
+    interval, dot = (li.get_xdata() for li in ax.lines[:2])
+    np.testing.assert_allclose(interval, [0.03 - 0.0196, 0.03 + 0.0196], atol=1e-4)
+    assert dot == 0.03
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["DPPenalty"]
+
+
+def test_several_results_and_a_share_below_zero(released):
+    ax = dp.plot_clipping(
+        {"a": with_share(released, -0.004, 0.004), "b": with_share(released, 0.2, 0.01)}
+    )
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["a", "b"]
+    assert ax.get_xlim()[0] < -0.0118
+    assert ax.get_xlim()[1] > 0.2196
+
+
+@pytest.mark.parametrize("share", [None, float("nan")])
+def test_where_nothing_was_released_it_says_what_to_do(share, released):
+    result = released if share is None else with_share(released, share, share)
+    with pytest.raises(dp.PrivacyError, match=r"DPPenalty did not release .*plot_tradeoff"):
+        dp.plot_clipping(result)
+
+
+# -- plot_tradeoff ----------------------------------------------------------------------------------
+
+N = 60
+MADE_UP = {"X": np.random.default_rng(7).normal(size=(N, 2))}
+
+
+def model_of(x, y, *, wrapped=True, prior_sd=1.0):
+    with pm.Model(coords={"term": ["a", "b"], "patient": [f"p{v}" for v in y]}) as model:
+        beta = pm.Normal("beta", 0, prior_sd, dims="term")
+        X = pm.Data("X", x, dims=("patient", "term"))
+        observed = pm.Data("y_data", y, dims="patient") if wrapped else y
+        pm.Bernoulli("ill", logit_p=X @ beta, observed=observed, dims="patient")
+    return model
+
+
+def real(seed, **settings):
+    rng = np.random.default_rng(seed)
+    return model_of(1e3 * rng.normal(size=(N, 2)), rng.integers(2, size=N), **settings)
+
+
+SMALL = {
+    "draws": 15,
+    "tune": 5,
+    "epsilons": (8.0, 1.0),
+    "data": MADE_UP,
+    "step": dp.DPPenalty,
+    **FAST,
+}
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The non-private posterior from a few draws: how good it is is not what is tested."""
+    for name, value in {"draws": 60, "tune": 60}.items():
+        monkeypatch.setitem(tradeoff.__globals__["_REFERENCE"], name, value)
+
+
+def numbers(found):
+    return np.array([found.mean, found.low, found.high])
+
+
+@pytest.fixture
+def small(short):
+    settings = {"truth": {}, "var_names": None, "chains": 2, "public": ()}
+    return lambda model, **more: tradeoff(model, **{**settings, **SMALL, "random_seed": 3, **more})
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_the_real_data_make_no_difference(wrapped, small):
+    """Other covariates, other outcomes, other labels: the same plot to the last bit."""
+    one, two = (small(real(seed, wrapped=wrapped)) for seed in (1, 2))
+    np.testing.assert_array_equal(numbers(one), numbers(two))
+    assert not np.array_equal(numbers(one), numbers(small(real(1), random_seed=4)))
+
+
+def test_no_real_value_is_in_the_model_that_is_sampled():
+    for wrapped in (True, False):
+        model = model_of(np.full((N, 2), 777.0), np.ones(N, int), wrapped=wrapped)
+        copy = with_made_up_data(model, data=MADE_UP, truth={"beta": [0, 0]}, public=(), seed=1)
+        held = {v.name: v.get_value() for v in copy.data_vars}
+        np.testing.assert_array_equal(held["X"], MADE_UP["X"])
+        outcome = copy.rvs_to_values[copy["ill"]].eval()
+        assert 0 < outcome.mean() < 1
+        assert all(777.0 not in values for values in held.values())
+        assert tuple(copy.named_vars_to_dims["ill"]) == ("patient",)
+        # The model itself stays as it is.
+        assert (model["X"].get_value() == 777.0).all()
+        assert (model.rvs_to_values[model["ill"]].eval() == 1).all()
+
+
+def test_outcomes_come_from_the_truth_or_from_the_prior():
+    def share(**settings):
+        copy = with_made_up_data(
+            real(1), data={"X": np.ones((N, 2))}, public=(), **{"truth": {}, "seed": 1, **settings}
+        )
+        return copy.rvs_to_values[copy["ill"]].eval().mean()
+
+    assert share(truth={"beta": [20, 20]}) == 1
+    assert share(truth={"beta": [-20, -20]}) == 0
+    assert len({share(seed=seed) for seed in range(6)}) > 2
+
+
+def test_how_many_records_there_are_may_come_from_the_observed_data():
+    """Sizes are public; the values behind them are replaced all the same."""
+    with pm.Model() as model:
+        rate = pm.Gamma("rate", 2, 1)
+        pm.Poisson("calls", rate, observed=pm.Data("seen", np.full(N, 777)))
+    copy = with_made_up_data(model, data={}, truth={"rate": 3.0}, public=(), seed=0)
+    made_up = copy["seen"].get_value()
+    assert made_up.shape == (N,)
+    assert 2 < made_up.mean() < 4
+
+
+def test_several_outcomes_are_drawn_together():
+    """From one draw of the prior, not one each."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1000)
+        for name in ("y", "z"):
+            pm.Normal(name, mu, 1, observed=np.zeros(N))
+    copy = with_made_up_data(model, data={}, truth={}, public=(), seed=0)
+    y, z = (copy.rvs_to_values[copy[name]].eval() for name in ("y", "z"))
+    assert abs(y.mean()) > 10
+    assert y.mean() == pytest.approx(z.mean(), abs=1)
+    assert not np.array_equal(y, z)
+
+
+def test_more_epsilon_is_nearer_to_the_non_private_posterior(small):
+    found = small(
+        real(1), epsilons=(0.01, 1e4), draws=300, truth={"beta": [0.5, -0.5]}, random_seed=0
+    )
+    assert found.epsilons == (0.01, 1e4)
+    assert found.labels == ("beta[a]", "beta[b]")
+    np.testing.assert_allclose(found.mean[-1], 0, atol=1e-9)
+    np.testing.assert_allclose(found.high[-1], 1.645, atol=0.5)
+    np.testing.assert_allclose(found.low[-1], -1.645, atol=0.5)
+    nothing, much = found.high[:2] - found.low[:2]
+    assert (nothing < 1).all()  # stuck: hardly a proposal is accepted
+    assert (much > 1.5).all()
+    assert (found.r_hat[1] < 1.3).all()
+
+
+def test_it_costs_nothing_and_keeps_quiet(small, caplog):
+    with caplog.at_level(logging.INFO):
+        small(real(1))
+    assert "private" not in caplog.text
+    for name in ("ledger", "noise", "epsilon"):
+        with pytest.raises(TypeError, match=f"`{name}` has no place here"):
+            dp.plot_tradeoff(real(1), **SMALL, **{name: 1})
+
+
+def test_data_that_are_not_replaced_are_refused():
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"`pm.Data` 'X'.*\(60, 2\)"):
+        dp.plot_tradeoff(real(1), **{**SMALL, "data": {}})
+    with pytest.raises(dp.PrivacyConfigurationError, match="must have its shape"):
+        dp.plot_tradeoff(real(1), **{**SMALL, "data": {"X": np.zeros((N, 3))}})
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"\['Z'\].*no `pm.Data`"):
+        dp.plot_tradeoff(real(1), **{**SMALL, "data": {"Z": 1}})
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"\['b'\].*no free variables"):
+        dp.plot_tradeoff(real(1), truth={"b": 1}, **SMALL)
+    with pytest.raises(dp.PrivacyConfigurationError, match="`epsilons` is empty"):
+        dp.plot_tradeoff(real(1), **{**SMALL, "epsilons": ()})
+
+
+@pytest.mark.parametrize("place", ["mean", "index", "shared", "potential", "dist", "logp"])
+def test_records_written_into_the_model_are_refused(place):
+    """Nothing can take their place, so they would be read."""
+    x = np.linspace(0, 1, N)
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 1, shape=3)
+        mean = {"mean": a[0] * x, "index": a[np.zeros(N, int)], "shared": a[0] * shared(x)}
+        if place == "dist":
+            pm.CustomDist(
+                "y", a[0], dist=lambda a, size: pm.Normal.dist(a * x, 1), observed=np.zeros(N)
+            )
+        elif place == "logp":
+            pm.CustomDist(
+                "y",
+                a[0],
+                dist=lambda a, size: pm.Normal.dist(a, 1, size=size),
+                logp=lambda y, a: -((y - a * x) ** 2),
+                observed=np.zeros(N),
+            )
+        else:
+            pm.Normal("y", mean.get(place, a[0]), 1, observed=np.zeros(N))
+        if place == "potential":
+            pm.Potential("fit", (a[0] * x).sum())
+    with pytest.raises(dp.UnsupportedModelError, match=r"shape \(60,\) written into it"):
+        dp.plot_tradeoff(model, **FAST)
+
+
+def test_functions_that_draw_are_refused():
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 1)
+        pm.CustomDist(
+            "y",
+            a,
+            logp=lambda y, a: -((y - a) ** 2),
+            random=lambda a, rng, size: np.linspace(0, 1, N),
+            observed=np.zeros(N),
+        )
+    with pytest.raises(dp.UnsupportedModelError, match=r"'y' is drawn by a function of yours"):
+        dp.plot_tradeoff(model)
+
+
+def test_models_that_cannot_be_copied_or_have_no_outcome():
+    with pm.Model() as model:
+        pm.Normal("s", 0, 1, initval=1.0)
+        with pytest.raises(dp.UnsupportedModelError, match="no observed variables"):
+            dp.plot_tradeoff(model)
+        pm.Normal("y", model["s"], 1, observed=np.zeros(N))
+        with pytest.raises(dp.UnsupportedModelError, match=r"\['s'\] have an `initval`"):
+            dp.plot_tradeoff(model)
+
+
+def test_public_data_keep_their_values():
+    with pm.Model() as model:
+        knots = pm.Data("knots", np.array([10.0, 20.0]))
+        a = pm.Normal("a", 0, 1, shape=2)
+        pm.Normal("y", (a * knots).sum(), 1, observed=np.zeros(N))
+    copy = with_made_up_data(model, data={}, truth={}, public=["knots"], seed=0)
+    assert copy["knots"].get_value().tolist() == [10.0, 20.0]
+
+
+def test_the_plot_shows_every_run(pyplot, short):
+    figure, given = pyplot.subplots()
+    ax = dp.plot_tradeoff(real(1), ax=given, truth={"beta": [0.5, 0.5]}, **SMALL)
+    assert ax is given
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["1", "8", "not private"]
+    labels = [t.get_text() for t in ax.get_legend().get_texts()]
+    assert labels[:2] == ["beta[a]", "beta[b]"]
+    figure.savefig(io.BytesIO())
+
+
+def test_a_run_that_gave_up_is_shown_as_such(small, monkeypatch):
+    """Some steps find out that the budget is too small only when it is spent."""
+    original = tradeoff.__globals__["sample"]
+
+    def sample(*args, epsilon, **keywords):
+        if epsilon < limit:
+            raise dp.PrivacyError("too little")
+        return original(*args, epsilon=epsilon, **keywords)
+
+    monkeypatch.setitem(tradeoff.__globals__, "sample", sample)
+    limit = 2
+    found = small(real(1))
+    assert np.isnan(numbers(found)[:, 0]).all()
+    assert np.isfinite(numbers(found)[:, 1:]).all()
+    found = replace(found, r_hat=np.array([[np.nan, np.nan], [1.0, 1.0]]))
+    ax = _draw_tradeoff(found, pytest.importorskip("matplotlib.pyplot").subplots()[1])
+    assert [(t.get_text(), t.get_position()[0]) for t in ax.texts] == [("no result", 0)]
+    assert len(ax.get_legend().get_texts()) == 2  # what is not there is not called unreliable
+    limit = 100
+    with pytest.raises(dp.PrivacyError, match="too little"):
+        small(real(1))
+
+
+def test_many_parameters_and_wild_runs():
+    d = 14
+    zero, ends = np.zeros((3, d)), np.array([[200.0], [3.0], [1.6]]) * np.ones((1, d))
+    names = tuple(f"b[{i}]" for i in range(d))
+    ax = _draw_tradeoff(
+        Tradeoff((1.0, 2.0), names, zero, -ends, ends, np.full((2, d), 1.2)),
+        pytest.importorskip("matplotlib.pyplot").subplots()[1],
+    )
+    assert ax.get_yscale() == "symlog"
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == [
+        "R-hat above 1.05:\nnot reliable"
+    ]

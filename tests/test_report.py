@@ -1,0 +1,233 @@
+"""privacy_report as text, HTML and JSON."""
+
+import contextlib
+import io
+import json
+import math
+from html.parser import HTMLParser
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+from pymc_dp.compat import from_groups, groups_of, read_netcdf, root_attrs
+from pymc_dp.privacy.accounting import composed_epsilon
+from pymc_dp.privacy.events import (
+    BarkerBatch,
+    Gaussian,
+    Laplace,
+    PoissonGaussian,
+    Pure,
+    from_json,
+    to_json,
+)
+from pymc_dp.report.wording import FALSE_ALARMS, how_to_check, recognised
+
+FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+VOID = {"meta", "link", "br", "hr", "img"}
+
+
+@pytest.fixture(scope="module")
+def released():
+    rng = np.random.default_rng(0)
+    with pm.Model(coords={"<b>patient & co": range(80)}):
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=rng.normal(size=80), dims="<b>patient & co")
+        return dp.sample(
+            10, tune=2, chains=2, epsilon=1.0, step=dp.DPPenalty, clip=2.0, cores=1, progressbar=False,
+            compute_convergence_checks=False, **FAST,
+        )  # fmt: skip
+
+
+def with_attrs(released, **attrs):
+    changed = {f"privacy_{name}": value for name, value in attrs.items()}
+    return from_groups(groups_of(released), {**root_attrs(released), **changed}, like=released)
+
+
+class Page(HTMLParser):
+    """Text of a page, and proof that its tags match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text, self.sources = [], [], "", []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.sources += [v for k, v in attrs if k in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+
+
+def test_the_page_has_all_facts_and_needs_nothing_else(released):
+    report = dp.privacy_report(released)
+    html = report.to_html()
+    page = Page(html)
+    assert html.startswith("<!DOCTYPE html>")
+    assert page.sources == []
+    assert "script" not in page.tags
+    assert "url(" not in html
+    for label, value in report.rows:
+        assert value.removeprefix("24 ") in page.text, label
+    for wanted in (
+        report.statement,
+        "DPPenalty",
+        "substitute-one",
+        "24 times",
+        "opendp discrete gaussian",
+        "gaussian-dp, closed form",
+        f"pymc {pm.__version__}",
+        f"pymc-dp {dp.__version__}",
+        "In plain words",
+        "What is not covered",
+        "dp_accounting",
+        report.sampled[:10],
+    ):
+        assert wanted in page.text
+
+
+def test_names_of_the_model_are_escaped(released):
+    report = dp.privacy_report(released)
+    assert report.unit == "one <b>patient & co"
+    for html in (report.to_html(), report._repr_html_()):
+        assert "<b>patient" not in html
+        assert "&lt;b&gt;patient &amp; co" in html
+
+
+def test_json_is_complete_and_its_releases_cost_what_it_says(released):
+    report = dp.privacy_report(released)
+    facts = json.loads(report.to_json())
+    assert facts["schema_version"] == 1
+    assert facts["epsilon"] == 1.0
+    assert facts["unit"] == report.unit
+    assert facts["units"] == 80
+    assert facts["settings"]["clip"] == 2.0
+    assert facts["valid"] is True
+    assert facts["software"]["pymc"] == pm.__version__
+    releases = from_json(json.dumps(facts["releases"]))
+    assert releases == report.releases == (Gaussian(releases[0].noise_multiplier, 24),)
+    assert 0.999 < composed_epsilon(releases, facts["delta"]) <= facts["epsilon"]
+
+
+def test_saving(released, tmp_path):
+    report = dp.privacy_report(released)
+    for name, text in [
+        ("a.html", report.to_html()),
+        ("a.json", report.to_json()),
+        ("a.TXT", str(report)),
+    ]:
+        report.save(str(tmp_path / name))
+        assert (tmp_path / name).read_text(encoding="utf-8") == text + "\n"
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"must end in .*'a\.pdf'"):
+        report.save(tmp_path / "a.pdf")
+
+
+def test_the_report_survives_a_file(released, tmp_path):
+    released.to_netcdf(tmp_path / "r.nc", engine="h5netcdf")
+    loaded = dp.privacy_report(read_netcdf(tmp_path / "r.nc"))
+    assert loaded == dp.privacy_report(released)
+    assert loaded.to_html() == dp.privacy_report(released).to_html()
+
+
+EVENTS = {
+    "gaussian": (Gaussian(20.0, 300), Gaussian(3.0, 1)),
+    "pure": (Pure(0.01, 30),),
+    "laplace": (Laplace(30.0, 20), Gaussian(10.0, 5)),
+    "poisson": (PoissonGaussian(1.0, 0.01, 300),),
+}
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_the_program_in_the_page_confirms_epsilon(kind, released):
+    """It is dp-accounting's number, not ours."""
+    events = EVENTS[kind]
+    epsilon = composed_epsilon(events, 1e-6)
+    result = with_attrs(released, events=to_json(events), epsilon=epsilon, delta=1e-6)
+    report = dp.privacy_report(result)
+    program = how_to_check(report)[1]
+    assert program in Page(report.to_html()).text
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(program, {})
+    assert float(output.getvalue()) == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_barker_batches_have_no_program_but_a_page(released):
+    events = to_json([BarkerBatch(2.0, 10, 80, 24)])
+    report = dp.privacy_report(with_attrs(released, events=events))
+    assert how_to_check(report)[1] == ""
+    assert "Rényi" in Page(report.to_html()).text
+
+
+def test_what_an_attacker_recognises():
+    """The best test at 5 % false alarms between N(0, 1) and N(μ, 1), and less than (ε, δ) allows."""
+
+    def bound(epsilon, delta, *events):
+        report = dp.PrivacyReport(
+            "", epsilon, delta, True, "", None, "", "", "", "", releases=events
+        )
+        return recognised(report)
+
+    for z in (0.5, 2.0, 30.0):
+        exact = bound(composed_epsilon([Gaussian(z)], 1e-6), 1e-6, Gaussian(z))
+        x = np.random.default_rng(0).normal(size=400_000)
+        cut = np.quantile(x, 1 - FALSE_ALARMS)
+        assert exact == pytest.approx(np.mean(x + 1 / z > cut), abs=4e-3)
+        assert exact <= bound(composed_epsilon([Gaussian(z)], 1e-6), 1e-6)
+    assert bound(0.01, 0.0) == pytest.approx(FALSE_ALARMS * math.exp(0.01))
+    assert bound(5000.0, 1e-6) == 1.0
+
+
+def test_void_results_say_so(logistic, quiet):
+    model = logistic()
+    step = dp.DPPenalty(
+        noise_multiplier=5.0, draws=6, noise=dp.InsecureSeededNoise(1), model=model, **FAST
+    )
+    raw = pm.sample(6, tune=0, chains=1, step=step, model=model, **quiet)
+    report = dp.privacy_report(dp.release(raw))
+    facts = json.loads(report.to_json())
+    assert facts["valid"] is False
+    assert facts["epsilon"] is None
+    assert facts["recognised"] is None
+    page = Page(report.to_html())
+    assert "NOT private" in page.text
+    assert "What is covered" not in page.text
+    assert "dp_accounting" not in page.text
+
+
+@pytest.mark.parametrize("epsilon", [1.0, math.nan])
+def test_post_processing_has_the_guarantee_of_its_release(epsilon, released):
+    """Of PrivacyAwareGibbs: no releases of its own, no units, no settings."""
+    posterior = groups_of(released)["posterior"]
+    like = posterior["mu"]
+    stats = posterior.drop_vars("mu").assign(
+        release_epsilon=like * 0 + epsilon, release_delta=like * 0
+    )
+    raw = from_groups({"posterior": posterior, "sample_stats": stats}, {}, like=released)
+    report = dp.privacy_report(dp.release(raw))
+    text, page = str(report), Page(report.to_html()).text
+    facts = json.loads(report.to_json())
+    assert facts["algorithm"] == "PrivacyAwareGibbs"
+    assert facts["post_processing"] is True
+    assert facts["releases"] == []
+    assert "post-processing" in text
+    assert "Everything that left the data" not in page
+    if math.isnan(epsilon):
+        assert facts["epsilon"] is None
+        assert "declared no guarantee" in text
+        assert "Ask for the guarantee of the release" in page
+        assert "not private" not in text
+    else:
+        assert facts["epsilon"] == 1.0
+        assert facts["recognised"]["at_most"] == pytest.approx(FALSE_ALARMS * math.e)
+        assert "14 %" in page
+        assert "People with several records" in page
