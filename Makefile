@@ -38,6 +38,10 @@ benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/gibbs_speed.py
 	$(BIN)/python benchmarks/gibbs_mixing.py
 	$(BIN)/python benchmarks/gibbs_coverage.py
+	$(BIN)/python benchmarks/anchored_mmd.py
+	$(BIN)/python benchmarks/anchored_coverage.py
+	$(BIN)/python benchmarks/anchored_cost.py
+	$(BIN)/python benchmarks/audit.py
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c "import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) else 'pymc-dp needs Python 3.11 or newer, this is ' + v + ': make PYTHON=python3.12 ...')"
