@@ -120,7 +120,7 @@ def replicate(cases, replications, minutes=np.inf):
                 "aware": (low <= truth) & (truth <= high),
                 "raw": (low_raw <= truth) & (truth <= high_raw),
                 "wider": np.mean((high - low) / (high_raw - low_raw)),
-                "ess": ess, "tilt": run.guarantee.settings["tilt"], "accepted": accepted,
+                "ess": ess, "tilt": run.guarantee.measured["tilt"], "accepted": accepted,
             })  # fmt: skip
         done += 1
         print(f"{done} replications, {time.monotonic() - start:.0f} s", flush=True)

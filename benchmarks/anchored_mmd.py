@@ -64,7 +64,7 @@ def run(problem, epsilon, rng, **settings):
     )
     halves = chains[:, DRAWS // 2 :].reshape(-1, chains.shape[-1])
     exact = problem.exact(1000, rng)
-    settings = step.guarantee.settings
+    settings = step.guarantee.measured
     return {
         "mmd": dp.mmd(thinned(halves), exact, rng=rng),
         "ess": min(

@@ -139,13 +139,13 @@ def _diagnose(safe: Any, step: PrivateStep) -> None:
     """Say how the chains did: functions of released draws, statistics and settings."""
     statistics = groups_of(safe)["sample_stats"]
     parts = [f"acceptance {float(statistics['accept_rate'].mean()):.2f}"]
-    settings = step.guarantee.settings
-    if "tilt" in settings:
-        parts[0] += f" (privacy noise alone: {settings['expected_acceptance']:.2f})"
-        parts.append(f"tilt {settings['tilt']:.2f} posterior sds")
-        share = min(max(float(settings["clipped_share"]), 0.0), 1.0)
+    measured = step.guarantee.measured
+    if "tilt" in measured:
+        parts[0] += f" (privacy noise alone: {measured['expected_acceptance']:.2f})"
+        parts.append(f"tilt {measured['tilt']:.2f} posterior sds")
+        share = min(max(float(measured["clipped_share"]), 0.0), 1.0)
         parts.append(
-            f"clipped {100 * share:.1f} ± {100 * float(settings['clipped_share_sd']):.1f} %"
+            f"clipped {100 * share:.1f} ± {100 * float(measured['clipped_share_sd']):.1f} %"
         )
     if statistics.sizes["draw"] >= _ENOUGH_TO_JUDGE:
         # Of the chain itself: what is added to its draws afterwards is independent, and flatters.

@@ -82,6 +82,8 @@ class Guarantee:
         Names only.
     once : tuple of Event
         Releases before the first iteration, for all chains together.
+    measured : mapping
+        What these releases said, for the record. No part of the promise.
     """
 
     run_id: int
@@ -103,6 +105,7 @@ class Guarantee:
     public_data: tuple[str, ...] = ()
     record_dims: tuple[str, ...] = ()
     once: tuple[Event, ...] = ()
+    measured: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
     def iterations(self) -> int:
@@ -158,7 +161,7 @@ class Guarantee:
     @cached_property
     def fingerprint(self) -> int:
         """A number that tells apart runs that promise different things. Public, like all of this."""
-        promise = {k: v for k, v in asdict(self).items() if k != "run_id"}
+        promise = {k: v for k, v in asdict(self).items() if k not in ("run_id", "measured")}
         digest = hashlib.sha256(json.dumps(promise, sort_keys=True).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 2
 
@@ -197,7 +200,7 @@ class Guarantee:
             "privacy_valid": int(self.valid),
             "privacy_events": to_json(self.total),
             "privacy_step": self.step,
-            "privacy_settings": json.dumps(dict(self.settings)),
+            "privacy_settings": json.dumps({**self.settings, **self.measured}),
             "privacy_statement": self.sentence,
             "privacy_variables": json.dumps(self.variables),
             "privacy_record_dims": json.dumps(self.record_dims),

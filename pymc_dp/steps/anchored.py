@@ -247,8 +247,7 @@ class DPAnchored(PrivateStep):
             self._check(anchor)
             self._residuals = Residuals(self._expansion, anchor)
             self._prepare_moves(anchor)
-            settings = {**self.guarantee.settings, **self._report(anchor)}
-            self.guarantee = replace(self.guarantee, settings=settings)
+            self.guarantee = replace(self.guarantee, measured=self._report(anchor))
             register_guarantee(self.guarantee)
             self.anchor = anchor
         return self.anchor

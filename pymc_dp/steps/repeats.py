@@ -113,14 +113,19 @@ def _run(step: PrivateStep, start: dict[str, Any], seed: int) -> Run:
         draws.append(np.concatenate([np.ravel(point[v.name]) for v in step.vars]))
         stats.append({k: np.asarray(v, np.float64) for k, v in stat.items() if k not in _CONSTANT})
     columns = {name: np.array([stat[name] for stat in stats]) for name in stats[0]}
-    return Run(np.array(draws), columns, dict(step.guarantee.settings))
+    return Run(np.array(draws), columns, {**step.guarantee.settings, **step.guarantee.measured})
 
 
 def _stopped(step: PrivateStep, start: dict[str, Any], message: str) -> Run:
     d = sum(np.size(start[v.name]) for v in step.vars)
     missing = np.full(step.iterations, np.nan)
     stats = {name: missing for name in STATS if name not in _CONSTANT}
-    return Run(np.outer(missing, np.ones(d)), stats, dict(step.guarantee.settings), message)
+    return Run(
+        np.outer(missing, np.ones(d)),
+        stats,
+        {**step.guarantee.settings, **step.guarantee.measured},
+        message,
+    )
 
 
 def numbers_of(runs: list[Run]) -> list[Vector]:

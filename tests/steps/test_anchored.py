@@ -18,6 +18,7 @@ from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
 from pymc_dp.privacy.purse import Purse
+from pymc_dp.steps import base
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.penalty import penalty_test
 
@@ -276,6 +277,24 @@ def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
         step._begin(np.random.default_rng(0))
     assert step.ledger.spent() == 0
     assert noise_sd(1.0, step._z) > 0
+
+
+def test_another_process_releases_with_a_step_built_again(tmp_path):
+    """What the anchor measured is not part of the promise that the two have to share."""
+    y = np.random.default_rng(5).normal(1.0, 1.0, size=3000)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
+    settings = {"draws": 20, "epsilon": 8.0, "model": model, "compile_kwargs": FAST}
+    step = DPAnchored(**settings)
+    raw = pm.sample(
+        20, tune=0, chains=1, cores=1, step=step, model=model, progressbar=False,
+        compute_convergence_checks=False,
+    )  # fmt: skip
+    base._guarantees.pop(step.run_id)
+    base._steps.pop(step.run_id)
+    released = dp.release(raw, step=DPAnchored(**settings))
+    assert released.attrs["privacy_epsilon"] == 8.0
 
 
 def normal_anchor(L0, J, tilt, slope, gradient):
