@@ -80,7 +80,9 @@ def test_units_with_several_rows(quiet):
     with pm.Model():
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, 1, observed=rng.normal(size=200))
-        idata = dp.sample(10, chains=1, epsilon=1.0, unit=person, **quiet, **FAST)
+        idata = dp.sample(
+            10, chains=1, epsilon=1.0, unit=person, step=dp.DPPenalty, **quiet, **FAST
+        )
     assert idata.attrs["privacy_units"] == 40
     assert "identifier" in idata.attrs["privacy_unit"]
     assert idata.attrs["privacy_delta"] == pytest.approx(0.1 / 40)
