@@ -137,7 +137,8 @@ def _default_step(keywords: dict[str, Any]) -> PrivateStep:
 
 def _diagnose(safe: Any, step: PrivateStep) -> None:
     """Say how the chains did: functions of released draws, statistics and settings."""
-    statistics = groups_of(safe)["sample_stats"]
+    groups = groups_of(safe)
+    statistics = groups["sample_stats"]
     parts = [f"acceptance {float(statistics['accept_rate'].mean()):.2f}"]
     measured = step.guarantee.measured
     if "tilt" in measured:
@@ -149,13 +150,8 @@ def _diagnose(safe: Any, step: PrivateStep) -> None:
         )
     if statistics.sizes["draw"] >= _ENOUGH_TO_JUDGE:
         # Of the chain itself: what is added to its draws afterwards is independent, and flatters.
-        own = "unadjusted_posterior"
-        chains = (
-            from_groups({"posterior": groups_of(safe)[own]}, {}, like=safe)
-            if own in groups_of(safe)
-            else safe
-        )
-        table = summary(chains).astype(float)
+        own = groups.get("unadjusted_posterior", groups["posterior"])
+        table = summary(from_groups({"posterior": own}, {}, like=safe)).astype(float)
         effective, r_hat = table["ess_bulk"].min(), table["r_hat"].max()
         parts.append(f"effective draws at least {effective:.0f}")
         if statistics.sizes["chain"] > 1:
@@ -163,8 +159,7 @@ def _diagnose(safe: Any, step: PrivateStep) -> None:
         if effective < _FEW_EFFECTIVE:
             _log.warning(
                 "Only %.0f effective draws: the chains have not explored the posterior, and intervals "
-                "are not to be trusted. More budget or fewer parameters would help; or see `Choosing "
-                "a sampler` in the documentation.",
+                "are not to be trusted. More budget, fewer parameters or another `step` may help.",
                 effective,
             )
     _log.info("%s: %s.", type(step).__name__, ", ".join(parts))

@@ -70,8 +70,8 @@ def build_anchor(
     Notes
     -----
     **Releases**, all under substitute-one neighbours, each of a function of one unit's record and of
-    earlier releases: histograms (sensitivity √2), sums of clipped gradients (2C), and sums of clipped
-    Hessians as vectors of the same Frobenius norm (2C). **Guarantee**: together one Gaussian release
+    earlier releases: histograms (sensitivity √2), sums of clipped gradients (2C), sums of clipped
+    Hessians as vectors of the same Frobenius norm (2C), and counts of clipped units as sums of ±1/2 (1). **Guarantee**: together one Gaussian release
     of the purse's multiplier.
     """
     return _Builder(expansion, log_public, purse, noise, chain_multiplier, on_progress).build(start)
@@ -117,7 +117,7 @@ class _Builder:
             residual_clip=1.0, clipped_share=math.nan, clipped_share_sd=math.nan,
             sigma=math.nan, mean=np.zeros(d), precision=np.eye(d), prior_precision=L0, rounds=rounds,
         )  # fmt: skip
-        residuals = self._histogram(self._probe(first))
+        residuals = self._histogram(self._probe(first, Residuals(self._expansion, first)))
 
         tell("measuring the gradient")
         again = min(max(0.02 * error**2, _REANCHOR[0]), _REANCHOR[1])
@@ -149,24 +149,25 @@ class _Builder:
         tell("counting what is clipped")
         return self._bound_residuals(released, residuals)
 
-    def _bound_residuals(self, anchor: Anchor, residuals: PrivateHistogram) -> Anchor:
+    def _bound_residuals(self, anchor: Anchor, sizes: PrivateHistogram) -> Anchor:
         """With a bound for the residual ratios, and how many exceed it."""
         d = len(anchor.mean)
         typical = math.sqrt(2 * d) * anchor.typical_distance**anchor.order
         per_c = noise_sd(typical, self._z_chain)
-        c = max(residuals.quantile(0.99), _LEAST_SIGMA / per_c if per_c > 0 else 0.0, 1e-12)
-        anchor = self._count_clipped(replace(anchor, residual_clip=c), _CLIPPED / 2)
+        c = max(sizes.quantile(0.99), _LEAST_SIGMA / per_c if per_c > 0 else 0.0, 1e-12)
+        residuals = Residuals(self._expansion, anchor)  # the bound is no part of them
+        anchor = self._count_clipped(replace(anchor, residual_clip=c), residuals, _CLIPPED / 2)
         surely = anchor.clipped_share - 2 * anchor.clipped_share_sd
         if surely > _TOLERATED and per_c > 0:
             anchor = replace(anchor, residual_clip=max(c, _LARGEST_SIGMA / per_c))
-        anchor = self._count_clipped(anchor, 1 - self._purse.spent)
+        anchor = self._count_clipped(anchor, residuals, 1 - self._purse.spent)
         return replace(anchor, sigma=per_c * anchor.residual_clip)
 
-    def _count_clipped(self, anchor: Anchor, share: float) -> Anchor:
+    def _count_clipped(self, anchor: Anchor, residuals: Residuals, share: float) -> Anchor:
         """How many units are clipped in a typical move."""
         z, permit = self._purse.permit(share)
         # ±1/2 rather than 0 and 1: half the sensitivity.
-        marks = (np.where(sizes > 1, 0.5, -0.5) for sizes in self._probe(anchor))
+        marks = (np.where(sizes > 1, 0.5, -0.5) for sizes in self._probe(anchor, residuals))
         excess = noisy_sum(
             marks, bound=0.5, noise_multiplier=z, permit=permit, noise=self._noise
         )  # fmt: skip
@@ -327,10 +328,9 @@ class _Builder:
         ]
         return float(candidates[int(np.argmin(costs))])
 
-    def _probe(self, anchor: Anchor) -> Iterator[Vector]:
+    def _probe(self, anchor: Anchor, residuals: Residuals) -> Iterator[Vector]:
         """Units' residual ratios between public pairs of points, over the bound's shape."""
         rng = np.random.default_rng(0)  # public: where to look
-        residuals = Residuals(self._expansion, anchor)
         d, root = len(anchor.theta0), inverse_root(anchor.precision)
         sizes = np.empty(self._n)
         for k in range(_PROBES):

@@ -99,9 +99,12 @@ class DPAnchored(PrivateStep):
     Raises
     ------
     UnsupportedModelError
-        If the model cannot be sampled privately as it stands, or has no second derivatives.
+        If the model cannot be sampled privately as it stands; ``NoAnchorError`` if only this sampler
+        cannot, for want of second derivatives or for too many parameters.
     PrivacyConfigurationError
         If a setting is out of its range.
+    PrivacyError
+        While sampling, if the private search for the mode did not arrive. Its cost is spent then.
 
     Notes
     -----
@@ -241,12 +244,12 @@ class DPAnchored(PrivateStep):
                     chain_multiplier=self._z,
                     on_progress=lambda what: _log.info("Anchor: %s", what),
                 )
+                self._check(anchor)
+                self._prepare_moves(anchor)
             except (np.linalg.LinAlgError, FloatingPointError, OverflowError):
                 # Of released numbers only; but they lead nowhere.
                 raise PrivacyError(self._failure("its noisy equations have no solution")) from None
-            self._check(anchor)
             self._residuals = Residuals(self._expansion, anchor)
-            self._prepare_moves(anchor)
             self.guarantee = replace(self.guarantee, measured=self._report(anchor))
             register_guarantee(self.guarantee)
             self.anchor = anchor

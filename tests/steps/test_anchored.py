@@ -347,6 +347,21 @@ def test_a_record_that_overflows_near_the_anchor_does_not_warn():
         builder = _Builder(expansion, None, None, None, 1.0, print)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            (sizes,) = builder._probe(at)
+            (sizes,) = builder._probe(at, Residuals(expansion, at))
         assert len(sizes) == 400
     assert np.geterr() == state
+
+
+@pytest.mark.parametrize("where", ["build_anchor", "DPAnchored._prepare_moves"])
+def test_noisy_equations_without_a_solution_are_a_refusal(where, monkeypatch):
+    def unsolvable(*arguments, **keywords):
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    monkeypatch.setattr(f"pymc_dp.steps.anchored.{where}", unsolvable)
+    y = np.random.default_rng(5).normal(1.0, 1.0, size=3000)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
+    step = DPAnchored(draws=5, epsilon=8.0, model=model, compile_kwargs=FAST)
+    with pytest.raises(dp.PrivacyError, match="has spent"):
+        step.build_anchor()
