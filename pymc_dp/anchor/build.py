@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_dp.anchor.matrices import Vector, as_matrix, clip, floored, inverse_root, norms
+from pymc_dp.anchor.matrices import Vector, as_matrix, floored, inverse_root, norms
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.privacy.histogram import PrivateHistogram
@@ -17,12 +17,13 @@ from pymc_dp.privacy.purse import Purse
 # Shares of the anchor's purse. What a part leaves over goes to the anchor's gradient and Hessian.
 # At most _MODE for all steps towards the mode: _FIRST_STEP for the first, _LAST_STEP for the last, and
 # for those between what the noise in the first makes necessary.
-_MODE, _FIRST_STEP, _LAST_STEP = 0.25, 0.012, 0.06
+_MODE, _FIRST_STEP, _LAST_STEP = 0.35, 0.012, 0.15
 _SMALLEST_STEP, _LARGEST_STEP = 0.003, 0.06
 _CURVATURE = 0.05
-_HISTOGRAM = 0.015
-_REANCHOR = (0.02, 0.12)
-_HESSIAN_OF_REST = 0.2
+_GRADIENT_SIZES, _HISTOGRAM = 0.04, 0.015
+_HESSIAN_OF_REST = 0.25
+# Hessians up to this quantile of their sizes are not clipped.
+_HESSIANS_KEPT = 0.998
 
 # A second-order anchor is worth it while the noise of its Hessian is below this at a typical point.
 _LARGEST_HESSIAN_NOISE = 0.8
@@ -32,8 +33,6 @@ _PROBES = 8
 _LEAST_SIGMA, _LARGEST_SIGMA = 0.4, 1.0
 _CLIPPED = 0.01
 _TOLERATED = 0.005
-
-_WEIGHT_OF_BIAS = 3.0
 
 
 def build_anchor(
@@ -96,7 +95,7 @@ class _Builder:
         """See :func:`build_anchor`."""
         d, tell = len(start), self._tell
         tell("searching for the mode")
-        theta0, W, error, rounds = self._find_mode(start)
+        theta0, W, rounds = self._find_mode(start)
         tell("measuring the curvature")
         M, sd = self._noisy_curvature(theta0, W, _CURVATURE, share_of_histogram=0.2)
         P = floored(M + self._prior_precision(theta0, W), max(0.25, 0.5 * sd * math.sqrt(d)))
@@ -105,57 +104,47 @@ class _Builder:
         A = np.eye(d) - L0
 
         tell("choosing clipping bounds")
-        sizes = self._histogram(map(norms, self._expansion.gradients(theta0, W)))
+        sizes = self._histogram(map(norms, self._expansion.gradients(theta0, W)), _GRADIENT_SIZES)
         b = self._gradient_bound(sizes, d, share=0.5)
         hessian_sizes = self._histogram(map(norms, self._expansion.hessians(theta0, W)))
-        C_H = 1.05 * hessian_sizes.quantile(0.98)
+        C_H = 1.05 * hessian_sizes.quantile(_HESSIANS_KEPT)
         hessian_noise = noise_sd(C_H, self._purse.multiplier(0.13)) * math.sqrt(2 * d)
         order = 2 if hessian_noise <= _LARGEST_HESSIAN_NOISE else 1
         first = Anchor(
             theta0=theta0, W=W, order=order, gradient=np.zeros(d), curvature=A, gradient_clip=b,
-            hessian_clip=C_H, correction_clip=0.0, first_theta0=theta0, tilt=0.0,
-            residual_clip=1.0, clipped_share=math.nan, clipped_share_sd=math.nan,
-            sigma=math.nan, mean=np.zeros(d), precision=np.eye(d), prior_precision=L0, rounds=rounds,
+            hessian_clip=C_H, tilt=0.0, residual_clip=1.0, clipped_share=math.nan,
+            clipped_share_sd=math.nan, sigma=math.nan, mean=np.zeros(d), precision=np.eye(d),
+            prior_precision=L0, rounds=rounds,
         )  # fmt: skip
-        residuals = self._histogram(self._probe(first, Residuals(self._expansion, first)))
+        residuals = Residuals(self._expansion, first)
+        residual_sizes = self._histogram(self._probe(first, residuals))
 
         tell("measuring the gradient")
-        again = min(max(0.02 * error**2, _REANCHOR[0]), _REANCHOR[1])
-        rest = 1 - self._purse.spent - again - _HISTOGRAM - _CLIPPED
-        share_H = _HESSIAN_OF_REST * rest if order == 2 else 0.0
-        gradient, tilt = self._noisy_gradient(theta0, W, b, rest - share_H)
-        correction = 0.0
+        rest = 1 - self._purse.spent - _CLIPPED
+        gradient, tilt = self._noisy_gradient(
+            theta0, W, b, (1 - _HESSIAN_OF_REST) * rest if order == 2 else rest
+        )
         prior_slope = W.T @ self._log_public.gradient(theta0)
-        u1 = np.asarray(np.linalg.solve(A + L0, gradient + prior_slope), np.float64)
-        if np.linalg.norm(u1) > math.sqrt(d):
-            closer = self._closer_look(theta0, W, b, u1, again, tilt)
-            if closer is not None:
-                theta0, more, correction, extra = closer
-                gradient, tilt = gradient + more, math.hypot(tilt, extra)
-                L0 = self._prior_precision(theta0, W)
-                prior_slope = W.T @ self._log_public.gradient(theta0)
-        curvature = np.eye(d) - L0
-        left = 1 - self._purse.spent - _CLIPPED
+        curvature = A
         if order == 2:
-            M, _ = self._noisy_hessian(theta0, W, C_H, left)
+            M, _ = self._noisy_hessian(theta0, W, C_H, _HESSIAN_OF_REST * rest)
             curvature = floored(M + L0, 0.2) - L0
         precision = curvature + L0
         mean = np.asarray(np.linalg.solve(precision, gradient + prior_slope), np.float64)
         released = replace(
-            first, theta0=theta0, gradient=gradient, curvature=curvature,
-            correction_clip=correction, tilt=tilt, mean=mean,
-            precision=precision, prior_precision=L0,
-        )  # fmt: skip
+            first, gradient=gradient, curvature=curvature, tilt=tilt, mean=mean, precision=precision
+        )
         tell("counting what is clipped")
-        return self._bound_residuals(released, residuals)
+        return self._bound_residuals(released, residuals, residual_sizes)
 
-    def _bound_residuals(self, anchor: Anchor, sizes: PrivateHistogram) -> Anchor:
+    def _bound_residuals(
+        self, anchor: Anchor, residuals: Residuals, sizes: PrivateHistogram
+    ) -> Anchor:
         """With a bound for the residual ratios, and how many exceed it."""
         d = len(anchor.mean)
         typical = math.sqrt(2 * d) * anchor.typical_distance**anchor.order
         per_c = noise_sd(typical, self._z_chain)
         c = max(sizes.quantile(0.99), _LEAST_SIGMA / per_c if per_c > 0 else 0.0, 1e-12)
-        residuals = Residuals(self._expansion, anchor)  # the bound is no part of them
         anchor = self._count_clipped(replace(anchor, residual_clip=c), residuals, _CLIPPED / 2)
         surely = anchor.clipped_share - 2 * anchor.clipped_share_sd
         if surely > _TOLERATED and per_c > 0:
@@ -178,10 +167,10 @@ class _Builder:
 
     # -- the mode -----------------------------------------------------------------------------
 
-    def _find_mode(self, theta: Vector) -> tuple[Vector, Vector, float, int]:
+    def _find_mode(self, theta: Vector) -> tuple[Vector, Vector, int]:
         """Private Newton steps within a trust region.
 
-        Returns θ₀, W, the last gradient's error in posterior sds, and the number of steps.
+        Returns θ₀, W and the number of steps.
         """
         d, root_n = len(theta), math.sqrt(self._n)
         W, share, rounds = np.eye(d), _FIRST_STEP, 0
@@ -212,7 +201,7 @@ class _Builder:
                 trust, travelled = trust / 4, math.inf
             W, rounds = W_next, rounds + 1
             if last:
-                return theta, W, error, rounds
+                return theta, W, rounds
             # From afar a rough direction will do; nearby, the place is wanted to a fraction of an sd.
             left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
             tolerable = max(0.7, 0.2 * left / math.sqrt(d))
@@ -285,47 +274,16 @@ class _Builder:
             theta, W, 1.05 * sizes.quantile(0.95), (1 - share_of_histogram) * share
         )
 
-    def _closer_look(
-        self, theta0: Vector, W: Vector, b: float, u1: Vector, share: float, tilt: float
-    ) -> tuple[Vector, Vector, float, float] | None:
-        """Move the anchor to u₁: what the gradient changes by, if that can be told well enough."""
-        theta1 = theta0 + W @ u1
-        if not math.isfinite(self._log_public(theta1)):
-            return None
-
-        def changes() -> Iterator[Vector]:
-            pairs = zip(
-                self._expansion.gradients(theta1, W),
-                self._expansion.gradients(theta0, W),
-                strict=True,
-            )
-            for now, before in pairs:
-                with np.errstate(all="ignore"):
-                    change = now - clip(before, b)
-                yield change
-
-        sizes = self._histogram(map(norms, changes()))
-        bound = self._gradient_bound(sizes, len(theta0), share)
-        if noise_sd(bound, self._purse.multiplier(share)) > 0.6 * tilt:
-            return None
-        more, sd = self._noisy_vector(changes(), len(theta0), bound, share)
-        return theta1, more, bound, sd
-
     # -- public arithmetic on releases --------------------------------------------------------
 
     def _prior_precision(self, theta: Vector, W: Vector) -> Vector:
         return -W.T @ self._log_public.hessian(theta) @ W
 
     def _gradient_bound(self, sizes: PrivateHistogram, d: int, share: float) -> float:
-        """The bound that balances the noise it costs against the bias of what it clips.
-
-        Bias weighs more: the law of the noise is known and can be added to the draws.
-        """
+        """The bound that balances the noise it costs against the bias of what it clips."""
         z = self._purse.multiplier(share)
-        candidates = sizes.quantile(0.5) * 2 ** (np.linspace(-2, 6, 60) / 2)
-        costs = [
-            d * noise_sd(b, z) ** 2 + (_WEIGHT_OF_BIAS * sizes.excess(b)) ** 2 for b in candidates
-        ]
+        candidates = np.geomspace(sizes.quantile(0.5) / 2, sizes.largest, 100)
+        costs = [d * noise_sd(b, z) ** 2 + sizes.excess(b) ** 2 for b in candidates]
         return float(candidates[int(np.argmin(costs))])
 
     def _probe(self, anchor: Anchor, residuals: Residuals) -> Iterator[Vector]:

@@ -1,7 +1,8 @@
-"""Rows of vectors, and symmetric matrices."""
+"""Rows of vectors, symmetric matrices, and linear terms of many units at once."""
 
 import math
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,3 +53,21 @@ def inverse_root(matrix: Vector) -> Vector:
     """The symmetric R with R matrix R the identity."""
     values, vectors = np.linalg.eigh(matrix)
     return np.asarray((vectors / np.sqrt(values)) @ vectors.T)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def subtract_terms(  # type: ignore[no-untyped-def]
+    values, at_zero, columns, v
+):
+    """Take at_zero + Σ_k columns[k] v[k] from `values`, in place; shapes (n,), (n,), (p, n), (p,).
+
+    Block by block, so that every block stays in the cache through all of its columns.
+    """
+    n = len(values)
+    for start in range(0, n, 2048):
+        stop = min(start + 2048, n)
+        values[start:stop] -= at_zero[start:stop]
+        for k in range(len(v)):
+            vk = v[k]
+            for i in range(start, stop):
+                values[i] -= columns[k, i] * vk

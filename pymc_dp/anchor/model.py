@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pymc_dp.anchor.matrices import Vector, as_vectors, clip, norms, shrink
+from pymc_dp.anchor.matrices import Vector, as_vectors, clip, norms, shrink, subtract_terms
 from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
@@ -31,10 +32,8 @@ class Anchor:
         curvature, the same for every unit, stands in for them.
     gradient, curvature : ndarray
         Of the log-likelihood in u: :math:`\hat g` and, with its sign turned, :math:`\hat A`.
-    gradient_clip, hessian_clip, correction_clip : float
-        b, :math:`C_H`, and b′ of the second, closer look at the gradient (0: none was taken).
-    first_theta0 : ndarray, shape (d,)
-        Where the first look was taken.
+    gradient_clip, hessian_clip : float
+        b and :math:`C_H`.
     tilt : float
         :math:`s_g`: noise standard deviation of every entry of the gradient.
     residual_clip : float
@@ -59,8 +58,6 @@ class Anchor:
     curvature: Vector
     gradient_clip: float
     hessian_clip: float
-    correction_clip: float
-    first_theta0: Vector
     tilt: float
     residual_clip: float
     clipped_share: float
@@ -153,8 +150,11 @@ class Expansion:
 
     def log_likelihood(self, theta: Vector) -> Vector:
         r""":math:`T \ell_i`, shape (units,)."""
-        with np.errstate(all="ignore"):
-            return self._tempering * self._likelihood(theta)
+        values = self._likelihood(theta)
+        if self._tempering != 1:
+            with np.errstate(all="ignore"):
+                values *= self._tempering
+        return values
 
     def gradients(self, theta: Vector, W: Vector) -> Iterator[Vector]:
         r"""Chunks of :math:`T W^\top \nabla\ell_i`."""
@@ -182,14 +182,16 @@ class Expansion:
         """Second derivative of every unit's term along v, where Hessians are too many to keep."""
         if self._line is None:
             raise RuntimeError("Hessians are kept; take their products.")
-        return self._tempering * self._line(theta, v)
+        along = self._line(theta, v)
+        return along if self._tempering == 1 else self._tempering * along
 
 
 class Residuals:
     r"""Units' residuals :math:`h_i(u)` of an anchor. Private: never leave the process, not pickled.
 
     Units' terms of the anchor are kept as one row each, gradient and Hessian side by side, so that
-    one matrix-vector product evaluates all of them. Where the Hessians are too many to keep (64 MiB),
+    one matrix-vector product evaluates all of them; in single precision, which is as fine as the grid
+    that their sums are released on. Where the Hessians are too many to keep (64 MiB),
     second derivatives along the move are computed instead.
 
     Parameters
@@ -200,7 +202,7 @@ class Residuals:
 
     def __init__(self, expansion: Expansion, anchor: Anchor):
         self._expansion, self._anchor = expansion, anchor
-        self._kept: tuple[Vector, Vector, Vector | None] | None = None
+        self._kept: tuple[Vector, NDArray[np.float32], Vector | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}
@@ -210,36 +212,30 @@ class Residuals:
         a = self._anchor
         if self._kept is None:
             self._kept = self._prepare()
-        at_zero, terms, factors = self._kept
+        at_zero, columns, factors = self._kept
+        h, v = self._expansion.log_likelihood(a.to_theta(u)), u
+        if a.order == 2 and factors is None:
+            v = np.append(u, as_vectors(np.outer(u, u)) / 2)
+        subtract_terms(h, at_zero, columns, v)
         with np.errstate(all="ignore"):
-            h = self._expansion.log_likelihood(a.to_theta(u)) - at_zero
             if a.order == 1:
                 # A public share of the curvature, the same for all, added back by `log_ratio`.
-                return h - terms @ u + (u @ a.curvature @ u) / (2 * len(h))
-            if factors is None:
-                return h - terms @ np.append(u, as_vectors(np.outer(u, u)) / 2)
-            along = self._expansion.curvature_along(a.theta0, a.W @ u)
-            return h - terms @ u - factors * along / 2
+                h += (u @ a.curvature @ u) / (2 * len(h))
+            elif factors is not None:
+                h -= factors * self._expansion.curvature_along(a.theta0, a.W @ u) / 2
+        return h
 
-    def _prepare(self) -> tuple[Vector, Vector, Vector | None]:
+    def _prepare(self) -> tuple[Vector, NDArray[np.float32], Vector | None]:
         """Log-likelihoods at the anchor, gradients and Hessians, or the factors that clip these."""
         a, expansion = self._anchor, self._expansion
-        gradients = clipped_gradients(expansion, a.first_theta0, a.W, a.gradient_clip)
-        if a.correction_clip > 0:
-            now = np.concatenate(list(expansion.gradients(a.theta0, a.W)))
-            with np.errstate(all="ignore"):
-                change = now - gradients
-            gradients += clip(change, a.correction_clip)
-        terms, factors = [gradients], None
+        gradients = expansion.gradients(a.theta0, a.W)
+        terms = [np.concatenate([clip(chunk, a.gradient_clip) for chunk in gradients])]
+        factors = None
         if a.order == 2 and expansion.keeps_hessians:
             chunks = expansion.hessians(a.theta0, a.W)
             terms.append(np.concatenate([clip(chunk, a.hessian_clip) for chunk in chunks]))
         elif a.order == 2:
             sizes = map(norms, expansion.hessians(a.theta0, a.W))
             factors = np.concatenate([shrink(size, a.hessian_clip) for size in sizes])
-        return expansion.log_likelihood(a.theta0), np.asfortranarray(np.hstack(terms)), factors
-
-
-def clipped_gradients(expansion: Expansion, theta: Vector, W: Vector, bound: float) -> Vector:
-    """Every unit's gradient in u, clipped, shape (units, d)."""
-    return np.concatenate([clip(chunk, bound) for chunk in expansion.gradients(theta, W)])
+        columns = np.ascontiguousarray(np.hstack(terms).T, dtype=np.float32)
+        return expansion.log_likelihood(a.theta0), columns, factors

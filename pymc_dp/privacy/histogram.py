@@ -17,8 +17,10 @@ _LOWEST, _HIGHEST = -60, 30
 # Counts are noised on a grid this fine, where discrete and continuous Gaussian are alike.
 _GRID = 2**24
 
-# A bin next to the others is kept while its count exceeds this many standard deviations of noise.
-_SIGNIFICANT = 2.0
+# In standard deviations of the noise: a bin next to others is kept while its count exceeds the first.
+# Sizes may be few and far between (two groups of records, say), so a bin beyond a gap is kept above
+# the second, which noise alone hardly reaches in any of all the bins.
+_SIGNIFICANT, _ON_ITS_OWN = 2.0, 4.5
 
 
 class PrivateHistogram:
@@ -51,19 +53,25 @@ class PrivateHistogram:
         permit: Permit,
         noise: NoiseSource,
     ):
-        check_multiplier(noise_multiplier, noise)
-        address = permit.take(Gaussian(noise_multiplier))
-        bins = (_HIGHEST - _LOWEST) * bins_per_octave
-        counts = np.zeros(bins, dtype=np.int64)
-        for chunk in sizes:
-            counts += bin_counts(chunk, bins_per_octave)
-        self._sd = noise_multiplier * math.sqrt(2)
-        counts *= _GRID
-        if self._sd > 0:
-            counts += noise.discrete_gaussian(self._sd * _GRID, bins, address)
-        # From here on, only the noisy counts.
-        self._first, self._counts = _significant_run(counts / _GRID, _SIGNIFICANT * self._sd)
-        self._edges = 2.0 ** (np.arange(bins + 1) / bins_per_octave + _LOWEST)
+        counts = noisy_counts(
+            sizes, bins_per_octave=bins_per_octave, noise_multiplier=noise_multiplier,
+            permit=permit, noise=noise,
+        )  # fmt: skip
+        self._read(counts, count_sd(noise_multiplier), bins_per_octave)
+
+    @classmethod
+    def of_counts(
+        cls, counts: NDArray[np.float64], sd: float, bins_per_octave: int
+    ) -> "PrivateHistogram":
+        """A histogram of counts that are noised already, with noise of standard deviation `sd`."""
+        histogram = cls.__new__(cls)
+        histogram._read(counts, sd, bins_per_octave)
+        return histogram
+
+    def _read(self, counts: NDArray[np.float64], sd: float, bins_per_octave: int) -> None:
+        self._sd = sd
+        self._first, self._counts = _significant_range(counts, sd)
+        self._edges = 2.0 ** (np.arange(len(counts) + 1) / bins_per_octave + _LOWEST)
 
     def quantile(self, p: float) -> float:
         """Size that a share `p` of the units do not exceed, interpolated within its bin."""
@@ -73,21 +81,57 @@ class PrivateHistogram:
         low, high = self._edges[self._first + k - 1], self._edges[self._first + k]
         return float(low * (high / low) ** min(max(within, 0.0), 1.0))
 
+    @property
+    def largest(self) -> float:
+        """Above all sizes that were seen, and above those that :meth:`excess` takes to hide."""
+        return float(self._edges[min(self._first + len(self._counts) + 1, len(self._edges) - 1)])
+
     def excess(self, bound: float) -> float:
         r"""About :math:`\sum_i (s_i - B)_+`, with as many units past the largest bin seen as could hide.
 
-        Two more bins are taken to hold one, and half of one, standard deviation of the noise.
+        One more bin is taken to hold one standard deviation of the noise.
         """
-        counts = np.append(self._counts, [self._sd, self._sd / 2])
+        counts = np.append(self._counts, self._sd)
         places = self._first + np.arange(len(counts))
         places = np.minimum(places, len(self._edges) - 2)
         middles = np.sqrt(self._edges[places] * self._edges[places + 1])
         return float(counts @ np.maximum(middles - bound, 0.0))
 
 
+def noisy_counts(
+    sizes: Iterable[NDArray[np.float64]],
+    *,
+    bins_per_octave: int,
+    noise_multiplier: float,
+    permit: Permit,
+    noise: NoiseSource,
+) -> NDArray[np.float64]:
+    """The release behind a :class:`PrivateHistogram`: counts of all bins, shape (bins,)."""
+    check_multiplier(noise_multiplier, noise)
+    address = permit.take(Gaussian(noise_multiplier))
+    counts = np.zeros(count_of_bins(bins_per_octave), dtype=np.int64)
+    for chunk in sizes:
+        counts += bin_counts(chunk, bins_per_octave)
+    sd = count_sd(noise_multiplier)
+    counts *= _GRID
+    if sd > 0:
+        counts += noise.discrete_gaussian(sd * _GRID, len(counts), address)
+    return counts / _GRID
+
+
+def count_of_bins(bins_per_octave: int) -> int:
+    """How many bins there are."""
+    return (_HIGHEST - _LOWEST) * bins_per_octave
+
+
+def count_sd(noise_multiplier: float) -> float:
+    """Standard deviation of a count's noise: z times the sensitivity √2."""
+    return noise_multiplier * math.sqrt(2)
+
+
 def bin_counts(sizes: NDArray[np.float64], bins_per_octave: int) -> NDArray[np.int64]:
     """How many of `sizes` are in each bin: every one in exactly one."""
-    bins = (_HIGHEST - _LOWEST) * bins_per_octave
+    bins = count_of_bins(bins_per_octave)
     with np.errstate(all="ignore"):
         sized = np.nan_to_num(np.abs(sizes), nan=0.0, posinf=np.inf)
         octave = np.log2(np.clip(sized, 2.0**_LOWEST, 2.0**_HIGHEST)) - _LOWEST
@@ -95,13 +139,15 @@ def bin_counts(sizes: NDArray[np.float64], bins_per_octave: int) -> NDArray[np.i
     return np.bincount(place, minlength=bins)
 
 
-def _significant_run(
-    counts: NDArray[np.float64], threshold: float
-) -> tuple[int, NDArray[np.float64]]:
-    """The bins around the fullest one, as far as they stand out; each holds one unit at least."""
-    first = last = int(np.argmax(counts))
-    while last + 1 < len(counts) and counts[last + 1] > threshold:
+def _significant_range(counts: NDArray[np.float64], sd: float) -> tuple[int, NDArray[np.float64]]:
+    """The bins from the first to the last that stand out; each holds one unit at least."""
+    seen = np.flatnonzero(counts > _ON_ITS_OWN * sd)
+    if len(seen) == 0:
+        seen = np.array([np.argmax(counts)])
+    first, last = int(seen[0]), int(seen[-1])
+    while last + 1 < len(counts) and counts[last + 1] > _SIGNIFICANT * sd:
         last += 1
-    while first > 0 and counts[first - 1] > threshold:
+    while first > 0 and counts[first - 1] > _SIGNIFICANT * sd:
         first -= 1
-    return first, np.maximum(counts[first : last + 1], 1.0)
+    kept = counts[first : last + 1]
+    return first, np.where(kept > _SIGNIFICANT * sd, kept, np.clip(kept, 1.0, sd))

@@ -60,6 +60,11 @@ _SHORT = 0.4
 _SHORT_AUTOREGRESSIVE = 0.15
 # The anchor is no guide beyond this many typical distances, and the target may not even be proper.
 _RADIUS = 10.0
+# Shares of units that are clipped in a typical move: draws get doubtful, and worthless.
+_CLIPPED_WARNING, _CLIPPED_REFUSAL = 0.01, 0.10
+
+
+_NOT_ARRIVED = "The private search for the posterior's mode did not arrive"
 
 
 @dataclass_state
@@ -104,7 +109,8 @@ class DPAnchored(PrivateStep):
     PrivacyConfigurationError
         If a setting is out of its range.
     PrivacyError
-        While sampling, if the private search for the mode did not arrive. Its cost is spent then.
+        While sampling, if the private search for the mode did not arrive, or if too many units would be
+        clipped. The anchor's cost is spent then.
 
     Notes
     -----
@@ -248,7 +254,9 @@ class DPAnchored(PrivateStep):
                 self._prepare_moves(anchor)
             except (np.linalg.LinAlgError, FloatingPointError, OverflowError):
                 # Of released numbers only; but they lead nowhere.
-                raise PrivacyError(self._failure("its noisy equations have no solution")) from None
+                raise PrivacyError(
+                    self._failure(f"{_NOT_ARRIVED}: its noisy equations have no solution")
+                ) from None
             self._residuals = Residuals(self._expansion, anchor)
             self.guarantee = replace(self.guarantee, measured=self._report(anchor))
             register_guarantee(self.guarantee)
@@ -274,7 +282,24 @@ class DPAnchored(PrivateStep):
         by_noise = 4 * anchor.tilt_in_sds * root_d
         if not off <= 0.35 * math.sqrt(self._roles.n_units) + by_noise:
             raise PrivacyError(
-                self._failure(f"by its own measurement it is {off:.0f} posterior sds away")
+                self._failure(
+                    f"{_NOT_ARRIVED}: by its own measurement it is {off:.0f} posterior sds away"
+                )
+            )
+        clipped = anchor.clipped_share - 2 * anchor.clipped_share_sd
+        if clipped > _CLIPPED_REFUSAL:
+            raise PrivacyError(
+                self._failure(
+                    f"At least {clipped:.0%} of the records would be clipped, and the draws come from "
+                    "something other than the posterior (limit covariates to a public range, or "
+                    "transform them, so that no group of records stands far out)"
+                )
+            )
+        if clipped > _CLIPPED_WARNING:
+            _log.warning(
+                "At least %.1f %% of the records are clipped in a typical move: the draws may be off by "
+                "more than the tilt says. Covariates in a public range, or a larger `epsilon`, would help.",
+                100 * clipped,
             )
         if off > 4 * root_d + by_noise:
             _log.warning(
@@ -299,7 +324,7 @@ class DPAnchored(PrivateStep):
     def _failure(self, why: str) -> str:
         spent = float(gaussian_epsilon(1 / self._z_anchor, self._delta)) if self._z_anchor else 0.0
         return (
-            f"The private search for the posterior's mode did not arrive: {why}. It has spent "
+            f"{why}. The anchor has spent "
             f"ε = {spent:.3g} (δ = {self._delta:.3g}); no draw was made, and a ledger keeps the whole "
             "run as charged. Use a larger `epsilon`, priors that say more, parameters on a scale where "
             "the start is nearer, or another step: DPHMC or DPPenalty."

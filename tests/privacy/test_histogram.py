@@ -37,6 +37,16 @@ def test_with_noise_quantiles_are_close_and_far_bins_are_left_out():
     assert max(found) < 2 * np.quantile(sizes, 0.95)
 
 
+def test_groups_of_sizes_beyond_a_gap_are_seen_and_noise_is_not():
+    """Records of a few kinds only, as with binary covariates: most sizes are small, some 30 times larger."""
+    sizes = np.where(np.arange(20_000) < 2_000, 3.0, 0.1)
+    for seed in range(20):
+        h = histogram([sizes], z=20.0, seed=seed)
+        assert h.quantile(0.5) == pytest.approx(0.1, rel=0.5)
+        assert 3.0 < h.largest < 9.0
+        assert h.excess(0.2) == pytest.approx(2_000 * 2.8, rel=0.3)
+
+
 def test_a_substituted_unit_moves_the_counts_by_root_two_at_most():
     rng = np.random.default_rng(2)
     odd = [0.0, np.nan, np.inf, -np.inf, -1.0, 1e300, 1e-300, 2.0**30, 2.0**-60]

@@ -22,10 +22,10 @@ PAGE = " ".join(
         f"At most {build._MODE:g}: {build._FIRST_STEP:g} for the first step, {build._LAST_STEP:g} for the "
         f"last, between {build._SMALLEST_STEP:g} and {build._LARGEST_STEP:g} for each other",
         f"W P^{{-1/2}}$. ({build._CURVATURE:g})",
-        f"from a histogram each ({build._HISTOGRAM:g})",
-        rf"\big({build._WEIGHT_OF_BIAS:g} \sum_i (|g_i| - b)_+\big)^2",
+        f"of $|g_i|$ ({build._GRADIENT_SIZES:g}), of $|H_i|_F$ and of residuals, see step 6 "
+        f"({build._HISTOGRAM:g} each)",
+        f"1.05 times the {100 * build._HESSIANS_KEPT:g} % quantile",
         rf"2 C_H z \sqrt{{2d}} \le {build._LARGEST_HESSIAN_NOISE:g}",
-        f"({build._REANCHOR[0]:g} to {build._REANCHOR[1]:g}, and {build._HISTOGRAM:g} for the histogram",
         f"{100 * (1 - build._HESSIAN_OF_REST):g} % of what is left at order 2",
         f"less noise than $\\sigma_1 = {build._LEAST_SIGMA:g}$",
         f"surely above {100 * build._TOLERATED:g} %, $c$ is widened to $\\sigma_1 = "
@@ -36,6 +36,8 @@ PAGE = " ".join(
         f"a short one ({anchored._KERNELS[2]:g}): {anchored._SHORT:g} times",
         f"in {100 * anchored._SHORT_AUTOREGRESSIVE:g} % of cases, ${anchored._SHORT:g}",
         rf"R = {1.05 * anchored._RADIUS:g} \sqrt{{d + |m_h|^2}}",
+        f"surely (by two standard deviations) above {100 * anchored._CLIPPED_WARNING:g} %",
+        f"surely above {100 * anchored._CLIPPED_REFUSAL:g} %",
         f"{model._KEPT_BYTES // 2**20} MiB",
     ],
 )
