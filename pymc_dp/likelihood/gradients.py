@@ -33,8 +33,8 @@ _CHUNK_BYTES = 2**20
 class UnitGradients:
     r"""Per-unit gradients :math:`\nabla_\theta \ell_i(\theta)`, in chunks.
 
-    Three ways lead there, and none is always fastest, so all are timed on one chunk when the object
-    is built:
+    Three ways lead there, and none is always fastest, so all are timed when the object is built, on
+    a chunk of zeros: the ways differ in last bits, so the records must not have a say in the choice:
 
     - *forward*: all d directional derivatives of the records' terms at once (Jacobian-vector
       products, vectorised over the unit vectors);
@@ -134,7 +134,8 @@ class UnitGradients:
     def _time(
         self, function: Any, arrange: Callable[[Any], Any], theta: NDArray[np.float64]
     ) -> float:
-        rows = self._likelihood.rows(next(self._chunks.all()).records)
+        chunk = next(self._chunks.all())
+        rows = [np.zeros_like(row) for row in self._likelihood.rows(chunk.records)]
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             first = arrange(function(theta, *rows))
