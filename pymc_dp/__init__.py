@@ -8,6 +8,7 @@ from pymc_dp.exceptions import (
     PrivacyBudgetExceeded,
     PrivacyConfigurationError,
     PrivacyError,
+    ShardError,
     UnsupportedModelError,
 )
 from pymc_dp.gibbs.step import PrivacyAwareGibbs
@@ -33,8 +34,10 @@ from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.report import PrivacyReport, privacy_report
 from pymc_dp.results import release
 from pymc_dp.sampling import sample
+from pymc_dp.shards import Shards
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.barker import DPBarker
+from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
 from pymc_dp.steps.sgmcmc import DPSGLD, DPSGNHT
@@ -45,6 +48,7 @@ __all__ = [
     "DPSGNHT",
     "DPAnchored",
     "DPBarker",
+    "DPExponentialFamily",
     "DPPenalty",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",
@@ -60,6 +64,8 @@ __all__ = [
     "PrivacyLedger",
     "PrivacyReport",
     "ReleasedStatistic",
+    "ShardError",
+    "Shards",
     "UnsupportedModelError",
     "__version__",
     "audit",
