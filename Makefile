@@ -1,12 +1,13 @@
 # Every target makes its own virtual environment if there is none.
-#   make demo    a private posterior of a real data set
-#   make test    the tests
+#   make demo       a private posterior of a real data set
+#   make test       the tests
+#   make notebooks  the tutorials, run from start to end
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-nightly lint docs benchmarks clean
+.PHONY: demo test test-nightly lint docs notebooks benchmarks dist clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m pymc_dp.demo
@@ -25,6 +26,10 @@ lint: $(VENV)/.ready
 docs: $(VENV)/.ready-docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
+# Runs the sources and writes nothing; `notebooks/execute.py --store` writes the .ipynb.
+notebooks: $(VENV)/.ready-notebooks
+	$(BIN)/python notebooks/execute.py
+
 benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/penalty_speed.py
 	$(BIN)/python benchmarks/penalty_memory.py
@@ -41,7 +46,11 @@ benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/anchored_mmd.py
 	$(BIN)/python benchmarks/anchored_coverage.py
 	$(BIN)/python benchmarks/anchored_cost.py
+	$(BIN)/python benchmarks/exponential_cost.py
+	$(BIN)/python benchmarks/shards.py
 	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python benchmarks/clipping_bias.py
+	$(BIN)/python benchmarks/accounting_comparison.py
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c "import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) else 'pymc-dp needs Python 3.11 or newer, this is ' + v + ': make PYTHON=python3.12 ...')"
@@ -53,5 +62,13 @@ $(VENV)/.ready-docs: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	touch $@
 
+$(VENV)/.ready-notebooks: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet -e '.[notebooks]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) docs/_build
+	rm -rf $(VENV) docs/_build docs/notebooks/*.ipynb
+
+# The files of a release in dist/, installed and used in empty environments first.
+dist:
+	.ci/check_release

@@ -25,7 +25,13 @@ COEFFICIENTS = ["intercept", "age", "veteran"]
 
 def load() -> tuple[np.ndarray, np.ndarray]:
     """Covariates (persons × 3) and home ownership (persons)."""
-    from causaldata import mortgages
+    try:
+        from causaldata import mortgages
+    except ModuleNotFoundError:
+        raise SystemExit(
+            "The demo's data are in causaldata, which is not installed: "
+            "pip install 'pymc-dp[examples]'"
+        ) from None
 
     people = mortgages.load_pandas().data
     # Columns are scaled by public constants, never by the data's own mean or spread.
