@@ -18,6 +18,7 @@ from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.steps.anchored import DPAnchored
+from pymc_dp.steps.exponential import direction
 
 FAR = 1e3
 CONFIDENCE = 0.99
@@ -57,6 +58,7 @@ STEPS = {
     "DPSGLD, q = 0.05": (dp.DPSGLD, 60, {"batch_rate": 0.05, "draws": 4}),
     "DPSGNHT": (dp.DPSGNHT, 60, {"batch_rate": 1.0, "draws": 4}),
     "DPSGNHT, q = 0.5": (dp.DPSGNHT, 60, {"batch_rate": 0.5, "draws": 4}),
+    "DPExponentialFamily": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 4, "bounds": (-3, 3)}),
     "DPAnchored, first draw": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 800, "noise_aware": False, "statistic": first_draw}),
     "DPAnchored, 4 draws": (DPAnchored, 1000, {"draws": 4, "runs": 500}),
 }  # fmt: skip
@@ -119,6 +121,8 @@ TWINS = [
     ("one record not clipped", "DPSGLD", {"runs": 1000}, f"{SUM}.add_clipped", add_unclipped),
     ("every unit in the secret sample", "DPSGLD, q = 0.05", {"epsilon": 1.0, "delta": 1e-3},
      f"{SUM}.poisson_sample", lambda units, rate, words: np.arange(units)),
+    ("a third of the noise", "DPExponentialFamily", {"runs": 1500},
+     "pymc_dp.steps.exponential.direction", lambda g, spread, m: direction(g, spread / 3, m)),
     ("no noise in the anchor's sums", "DPAnchored, first draw", {"epsilon": 2.0, "runs": 300},
      "pymc_dp.anchor.build.noisy_sum", sum_without_noise),
 ]  # fmt: skip

@@ -28,5 +28,9 @@ class PrivacyBudgetExceeded(PrivacyError):
     """The release would cost more than what is left; no data were read for it."""
 
 
+class ShardError(PrivacyError):
+    """The workers could not sum the shards; nothing was released of the iteration they failed in."""
+
+
 class LedgerError(PrivacyError):
     """The ledger file cannot be used: damaged, not writable, or of a newer version."""

@@ -14,6 +14,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.results import release
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
 
@@ -115,6 +116,10 @@ def sample(
     }  # fmt: skip
     built = _default_step(common) if step is None else step(**common)
     _log.info(str(plan(built)))
+    if for_step.get("shards") is not None and for_host.setdefault("cores", 1) != 1:
+        raise PrivacyConfigurationError(
+            "With `shards` the chains run one after the other, each on all workers: leave `cores` out."
+        )
     built.prepare()
     idata = pm.sample(draws, tune=tune, chains=chains, step=built, model=model, **for_host)
     safe = release(idata)
@@ -179,7 +184,9 @@ def _split_keywords(
             raise TypeError(
                 f"`{name}` cannot be used in a private run" + (f": {reason}." if reason else ".")
             )
-        elsewhere = [t.__name__ for t in (DPPenalty, DPHMC) if name in _parameters(t)]
+        elsewhere = [
+            t.__name__ for t in (DPPenalty, DPHMC, DPExponentialFamily) if name in _parameters(t)
+        ]
         if elsewhere and name not in _OWN:
             raise TypeError(
                 f"{step_type.__name__} has no setting `{name}`, but {' and '.join(elsewhere)} has: "

@@ -63,11 +63,13 @@ def subtract_terms(  # type: ignore[no-untyped-def]
 
     Block by block, so that every block stays in the cache through all of its columns.
     """
-    n = len(values)
-    for start in range(0, n, 2048):
-        stop = min(start + 2048, n)
-        values[start:stop] -= at_zero[start:stop]
+    for start in range(0, len(values), 2048):
+        # Slices of their own: indexed by `start + i`, they would not be vectorised.
+        block = values[start : start + 2048]
+        zero = at_zero[start : start + 2048]
+        for i in range(block.size):
+            block[i] -= zero[i]
         for k in range(len(v)):
-            vk = v[k]
-            for i in range(start, stop):
-                values[i] -= columns[k, i] * vk
+            vk, column = v[k], columns[k, start : start + 2048]
+            for i in range(block.size):
+                block[i] -= column[i] * vk

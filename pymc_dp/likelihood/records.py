@@ -7,9 +7,11 @@ records can have been folded into a constant.
 """
 
 import contextlib
+import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numba
@@ -91,6 +93,38 @@ class RecordLikelihood:
     def n_units(self) -> int:
         """Number of units of privacy."""
         return self.roles.n_units
+
+    def of_data(
+        self,
+        data: Sequence[NDArray[Any]],
+        unit_of_record: NDArray[np.int64] | None = None,
+    ) -> "RecordLikelihood":
+        """The same compiled function for other records; holds none of its own any more.
+
+        Parameters
+        ----------
+        data : sequence of ndarray
+            One per ``roles.record_data``: any number of records, otherwise of the same shape and
+            type.
+        unit_of_record : ndarray of int64, optional
+            0 to units - 1, each at least once. Default: every record is a unit.
+        """
+        n = data[0].shape[self._axes[0]]
+        other = copy.copy(self)
+        other.roles = replace(
+            self.roles,
+            n_records=n,
+            unit_of_record=unit_of_record,
+            n_units=n if unit_of_record is None else int(unit_of_record.max(initial=-1)) + 1,
+            # The model's own node holds its own data.
+            record_data=tuple(
+                replace(leaf, variable=leaf.variable.type(), values=x)
+                for leaf, x in zip(self.roles.record_data, data, strict=True)
+            ),
+        )
+        other._data = list(data)
+        other._chunks = UnitChunks(unit_of_record, n, self.chunk_size)
+        return other
 
     def __call__(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
         """Log-likelihood of each unit.

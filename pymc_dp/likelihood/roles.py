@@ -123,7 +123,7 @@ def find_roles(
     codes, n_units = _unit_codes(unit, n)
     _refuse_latents_per_record(model, n, n_units, record_dims)
     for leaf in record_data:
-        _refuse_non_finite(leaf)
+        refuse_non_finite(leaf)
     return Roles(
         n_records=n,
         unit=_unit_name(unit, record_dims),
@@ -399,7 +399,8 @@ def _refuse_unaligned(name: str) -> None:
     )
 
 
-def _refuse_non_finite(leaf: RecordData) -> None:
+def refuse_non_finite(leaf: RecordData) -> None:
+    """Refuse NaN and infinite values, without saying where they are."""
     if leaf.values.dtype.kind != "f":
         return
     rows = np.moveaxis(leaf.values, leaf.axis, 0)

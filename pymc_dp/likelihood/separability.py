@@ -48,8 +48,44 @@ def check_separability(model: pm.Model, likelihood: RecordLikelihood) -> None:
     UnsupportedModelError
         If a check fails.
     """
+    points, sample = check_records(likelihood, initial_theta(model))
+    # A floating point warning would tell that some record caused it.
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with quoting_nothing(
+            "The model's own log-likelihood cannot be derived or evaluated ({error}). Look for "
+            "indices out of range, singular matrices, and random variables that are not part of the "
+            "model."
+        ):
+            _compare_with_model(model, likelihood, points[:2], sample[:16])
+
+
+def check_records(
+    likelihood: RecordLikelihood, theta0: NDArray[np.float64]
+) -> tuple[list[NDArray[np.float64]], NDArray[np.int64]]:
+    """The row probe and the search for lagged copies of :func:`check_separability`.
+
+    They need no model, only the compiled function and its records.
+
+    Parameters
+    ----------
+    likelihood : RecordLikelihood
+    theta0 : ndarray, shape (d,)
+        Probed around this point.
+
+    Returns
+    -------
+    points : list of ndarray, shape (d,)
+        What was probed.
+    sample : ndarray of int64
+        The records that were.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If a check fails.
+    """
     rng = np.random.default_rng(20_260_101)
-    theta0 = initial_theta(model)
     points = [theta0 + spread * rng.normal(size=theta0.size) for spread in _SPREADS]
     n = likelihood.roles.n_records
     sample = np.sort(rng.choice(n, size=min(n, _PROBED_RECORDS), replace=False))
@@ -59,12 +95,7 @@ def check_separability(model: pm.Model, likelihood: RecordLikelihood) -> None:
         if n > 1:
             _probe_rows(likelihood, points, sample, rng)
             _refuse_lagged_copies(likelihood)
-        with quoting_nothing(
-            "The model's own log-likelihood cannot be derived or evaluated ({error}). Look for "
-            "indices out of range, singular matrices, and random variables that are not part of the "
-            "model."
-        ):
-            _compare_with_model(model, likelihood, points[:2], sample[:16])
+    return points, sample
 
 
 def _same(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:

@@ -5,6 +5,8 @@ does not depend on the order of the records, and has the sensitivity it has on p
 point sums do not (Casacuberta, Shoham, Vadhan and Wagner, 2022).
 """
 
+from collections.abc import Iterable
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -134,3 +136,28 @@ def add_clipped(terms: NDArray[np.float64], bound: float, total: NDArray[np.int6
         return
     columns = np.ascontiguousarray(terms.T, np.float64)
     _add_clipped_vectors(columns, bound, float(RESOLUTION), total)
+
+
+def clipped_sum(
+    terms: Iterable[NDArray[np.float64]], bound: float, dimension: int | None = None
+) -> NDArray[np.int64]:
+    """Integer images of the clipped terms of all chunks, added up: see :func:`add_clipped`.
+
+    Parameters
+    ----------
+    terms : iterable of ndarray
+        Chunks of per-unit terms, each of shape (units,) or (units, dimension).
+    bound : float
+        Clipping bound B > 0 in the Euclidean norm.
+    dimension : int, optional
+        Length of a unit's vector; leave out for scalars.
+
+    Returns
+    -------
+    ndarray of int64, shape (1,) or (dimension,)
+        In units of B / :data:`RESOLUTION`. Private.
+    """
+    total = np.zeros(dimension or 1, dtype=np.int64)
+    for chunk in terms:
+        add_clipped(chunk, bound, total)
+    return total

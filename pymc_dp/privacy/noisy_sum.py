@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, add_clipped
+from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian
 from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import NoiseSource
@@ -74,7 +74,48 @@ def noisy_sum(
     """
     _check(dimension, bound, noise_multiplier, noise)
     address = permit.take(Gaussian(noise_multiplier))
-    return _sum_and_noise(terms, dimension, bound, noise_multiplier, noise, address)
+    total = clipped_sum(terms, bound, dimension)
+    return _with_noise(total, dimension, bound, noise_multiplier, noise, address)
+
+
+def noisy_total(
+    parts: Iterable[NDArray[np.int64]],
+    *,
+    dimension: int | None = None,
+    bound: float,
+    noise_multiplier: float,
+    permit: Permit,
+    noise: NoiseSource,
+) -> NDArray[np.float64]:
+    """The release of :func:`noisy_sum`, from sums that were clipped elsewhere.
+
+    **Neighbouring relation**, **sensitivity**, **guarantee**: those of :func:`noisy_sum`, if each
+    unit is in one part only. Integers are added exactly, so it is the same release to the last bit,
+    however the units are divided up.
+
+    Parameters
+    ----------
+    parts : iterable of ndarray of int64, shape (1,) or (dimension,)
+        :func:`~pymc_dp.privacy.clipping.clipped_sum` of disjoint parts of the units, at this bound.
+        Nothing is drawn from it before the permit is taken, and no noise before it ends.
+    dimension, bound, noise_multiplier, permit, noise
+        As in :func:`noisy_sum`.
+
+    Returns
+    -------
+    ndarray, shape () or (dimension,)
+
+    Raises
+    ------
+    PrivacyConfigurationError, PrivacyBudgetExceeded
+        As :func:`noisy_sum`.
+    """
+    _check(dimension, bound, noise_multiplier, noise)
+    address = permit.take(Gaussian(noise_multiplier))
+    total = np.zeros(dimension or 1, dtype=np.int64)
+    for part in parts:
+        total += part
+    return _with_noise(total, dimension, bound, noise_multiplier, noise, address)
 
 
 def poisson_noisy_sum(
@@ -95,9 +136,9 @@ def poisson_noisy_sum(
 
     **Neighbouring relation**: substitute-one, at a public number of units. **Sensitivity**: 2B in
     L2 norm if the unit is sampled, 0 if not. **Guarantee**: one
-    ``PoissonGaussian(noise_multiplier, accounted_rate(sampling_rate))`` event (Zhu, Dong and Wang,
-    2022, Theorem 11, for the pair of distributions that dominates; see the page on subsampled
-    accounting). The sample comes from `noise` and is known to nobody.
+    ``PoissonGaussian(noise_multiplier, accounted_rate(sampling_rate))`` event (the pair of distributions
+    that dominates is proved on the page on subsampled accounting; it composes by Theorem 10 of Zhu, Dong
+    and Wang, 2022). The sample comes from `noise` and is known to nobody.
 
     Parameters
     ----------
@@ -124,7 +165,8 @@ def poisson_noisy_sum(
     check_rate("sampling_rate", sampling_rate)
     address = permit.take(PoissonGaussian(noise_multiplier, accounted_rate(sampling_rate)))
     sample = poisson_sample(units, sampling_rate, secret_words(noise, address))
-    return _sum_and_noise(terms_of(sample), dimension, bound, noise_multiplier, noise, address)
+    total = clipped_sum(terms_of(sample), bound, dimension)
+    return _with_noise(total, dimension, bound, noise_multiplier, noise, address)
 
 
 def secret_words(noise: NoiseSource, address: tuple[int, ...]) -> Words:
@@ -144,8 +186,8 @@ def _check(
     check_multiplier(noise_multiplier, noise)
 
 
-def _sum_and_noise(
-    terms: Iterable[NDArray[np.float64]],
+def _with_noise(
+    total: NDArray[np.int64],
     dimension: int | None,
     bound: float,
     noise_multiplier: float,
@@ -153,9 +195,6 @@ def _sum_and_noise(
     address: tuple[int, ...],
 ) -> NDArray[np.float64]:
     scale = noise_multiplier * 2 * RESOLUTION
-    total = np.zeros(dimension or 1, dtype=np.int64)
-    for chunk in terms:
-        add_clipped(chunk, bound, total)
     if scale > 0:
         total += noise.discrete_gaussian(scale, total.size, address)
     released = total * np.float64(bound / RESOLUTION)

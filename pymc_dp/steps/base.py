@@ -31,6 +31,7 @@ from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
+from pymc_dp.shards import Shards
 from pymc_dp.steps.settings import whole
 
 STATS: dict[str, tuple[Any, list[int]]] = {
@@ -121,6 +122,7 @@ class PrivateStep(BlockedStep):
         compile_kwargs: Mapping[str, Any] | None,
         rng: Any,
         blocked: bool,
+        shards: Shards | None = None,
     ):
         self.model = pm.modelcontext(model)
         if pytensor.config.floatX != "float64":
@@ -136,7 +138,9 @@ class PrivateStep(BlockedStep):
         chunk_size = None if chunk_size is None else whole("chunk_size", chunk_size, 1)
         self._noise: NoiseSource = SecureNoise() if noise is None else noise
         self._check_budget(epsilon, noise_multiplier)
-        self._roles = find_roles(self.model, unit, public)
+        in_model = find_roles(self.model, unit, public)
+        self._shards = shards
+        self._roles = in_model if shards is None else shards.roles(self.model, in_model)
         check_units(self._roles.n_units)
         self.vars = _all_value_vars(self.model, vars, blocked)
         if ledger is not None and not isinstance(ledger, PrivacyLedger):
@@ -149,7 +153,7 @@ class PrivateStep(BlockedStep):
         self._delta = check_delta(delta)
         self._configure(len(initial_theta(self.model)))
         self._likelihood = RecordLikelihood(
-            self.model, self._roles, chunk_size=chunk_size, compile_kwargs=compile_kwargs
+            self.model, in_model, chunk_size=chunk_size, compile_kwargs=compile_kwargs
         )
         check_separability(self.model, self._likelihood)
         self._log_public = PublicLogDensity(self.model, compile_kwargs)
@@ -339,6 +343,8 @@ class PrivateStep(BlockedStep):
 
     def _check_host(self) -> None:
         """Refuse a run that does not match the plan, before it is paid for."""
+        if self._shards is not None:
+            self._shards.refuse_other_process()
         added = {det.name for det in self.model.deterministics} - self._deterministics
         if added:
             raise UnsupportedModelError(

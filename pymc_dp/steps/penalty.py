@@ -27,14 +27,16 @@ from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
 from scipy.optimize import brentq
 
 from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.likelihood.records import initial_theta
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import is_usable_bound, noise_sd
 from pymc_dp.privacy.subsampling import accounted_rate, check_rate
+from pymc_dp.shards import Shards
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
-from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, Ratio, release_bound
+from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, Ratio, ShardedRatio, release_bound
 from pymc_dp.steps.settings import (
     Vector,
     covariance_like,
@@ -196,6 +198,8 @@ class DPPenalty(PrivateStep):
         q in (0, 1]: evaluate, in every iteration, a secret sample that each unit enters with this
         probability. Saves time with many records, but is approximate, and useful with tempering only:
         see the notes. Default 1: every unit.
+    shards : Shards, optional
+        Where the records are, if the model holds made-up ones in their place.
     unit : str, int or array, optional
         Unit of privacy: the records' dimension, their axis, or an identifier per record when a
         person owns several. Default: each record.
@@ -265,6 +269,7 @@ class DPPenalty(PrivateStep):
         target_accept: float = 0.3,
         tempering: float | None = None,
         batch_rate: float = 1.0,
+        shards: Shards | None = None,
         unit: str | int | ArrayLike | None = None,
         public: Sequence[str] = (),
         ledger: PrivacyLedger | None = None,
@@ -286,6 +291,10 @@ class DPPenalty(PrivateStep):
             1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
         )
         self._rate = check_rate("batch_rate", batch_rate)
+        if shards is not None and self._rate != 1:
+            raise PrivacyConfigurationError(
+                "Samples of units cannot be drawn across shards: leave `batch_rate` out."
+            )
         super().__init__(
             vars,
             draws=draws,
@@ -303,6 +312,7 @@ class DPPenalty(PrivateStep):
             compile_kwargs=compile_kwargs,
             rng=rng,
             blocked=blocked,
+            shards=shards,
         )
         self._ratio = self._build_ratio()
         self._start_chain()
@@ -334,6 +344,9 @@ class DPPenalty(PrivateStep):
         return (Gaussian(self._z) if self._rate == 1 else PoissonGaussian(self._z, rate),)
 
     def _build_ratio(self) -> Ratio:
+        if self._shards is not None:
+            clipped_sums = self._shards.clipped_ratios(self._likelihood, initial_theta(self.model))
+            return ShardedRatio(clipped_sums, self._noise, self._z, self._tempering)
         common = self._likelihood, self._noise, self._z, self._tempering
         return NoisyRatio(*common) if self._rate == 1 else MinibatchRatio(*common, self._rate)
 
@@ -377,6 +390,7 @@ class DPPenalty(PrivateStep):
             "target_accept": self._target_accept,
             "typical_noise_sd": self._noise_sd_of_scale(self._first_scale),
             **arrays,
+            **({} if self._shards is None else {"shards": len(self._shards.records)}),
         }
 
     def _start_chain(self) -> None:

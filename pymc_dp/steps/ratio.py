@@ -1,6 +1,6 @@
 """Noisy log-likelihood ratios: the releases behind every penalty test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noisy_sum, poisson_noisy_sum
+from pymc_dp.privacy.noisy_sum import noisy_sum, noisy_total, poisson_noisy_sum
 from pymc_dp.steps.settings import Vector
 
 
@@ -110,6 +110,55 @@ class NoisyRatio:
         self._proposed = proposal.copy(), self._likelihood(proposal)
         with np.errstate(all="ignore"):
             yield self._proposed[1] - self._current[1]
+
+
+class ShardedRatio:
+    r"""The release of :class:`NoisyRatio`, from integer sums that workers make of their shards.
+
+    **Sensitivity** and **guarantee** are those of :class:`NoisyRatio` (see
+    :func:`~pymc_dp.privacy.noisy_sum.noisy_total`).
+
+    Parameters
+    ----------
+    clipped_sums : callable
+        ``(theta, theta', B) ->`` :func:`~pymc_dp.privacy.clipping.clipped_sum` of the ratios of each
+        shard's units. Asks the workers when it is iterated over, not before.
+    noise, noise_multiplier, tempering
+        As in :class:`NoisyRatio`.
+    """
+
+    def __init__(
+        self,
+        clipped_sums: Callable[[Vector, Vector, float], Iterable[NDArray[np.int64]]],
+        noise: NoiseSource,
+        noise_multiplier: float,
+        tempering: float,
+    ):
+        self._clipped_sums = clipped_sums
+        self._noise = noise
+        self._z = noise_multiplier
+        self._tempering = tempering
+
+    def forget(self) -> None:
+        """Workers keep the terms of the last two points, and find them again by the point."""
+
+    def move(self) -> None:
+        """See :meth:`forget`."""
+
+    def release_bound(self, bound: float) -> float:
+        """See :class:`Ratio`: T times the bound."""
+        return release_bound(bound, self._tempering, 1.0)
+
+    def __call__(self, theta: Vector, proposal: Vector, bound: float, permit: Permit) -> float:
+        """See :class:`Ratio`."""
+        released = noisy_total(
+            self._clipped_sums(theta, proposal, bound),
+            bound=bound,
+            noise_multiplier=self._z,
+            permit=permit,
+            noise=self._noise,
+        )
+        return self._tempering * float(released)
 
 
 class MinibatchRatio:
