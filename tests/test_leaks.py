@@ -42,18 +42,26 @@ def contents(result):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_output_depends_on_data_through_releases_alone(cores, monkeypatch, caplog, capfd):
+@pytest.mark.parametrize(
+    ("step_type", "settings"),
+    [(dp.DPPenalty, {}), (dp.DPHMC, {"n_leapfrog": 3, "gradient_multiplier": 4.0})],
+    ids=["penalty", "hmc"],
+)
+def test_output_depends_on_data_through_releases_alone(
+    step_type, settings, cores, monkeypatch, caplog, capfd
+):
     """Two unrelated data sets, the same released numbers: the same output, to the last bit."""
 
     def released(terms, *, dimension=None, bound, noise_multiplier, permit, noise):
         for _ in terms:  # the real data are read, as always, but do not enter the release
             pass
-        _, iteration, _ = permit.take(Gaussian(noise_multiplier))
+        _, iteration, index = permit.take(Gaussian(noise_multiplier))
         # Not of the slot: which of two parallel chains claims the first one is a race.
-        key = [int(np.float64(bound).view(np.int64)), iteration]
-        return bound * np.random.default_rng(key).normal()
+        key = [int(np.float64(bound).view(np.int64)), iteration, index]
+        return bound * np.random.default_rng(key).normal(size=dimension)
 
     monkeypatch.setattr("pymc_dp.steps.ratio.noisy_sum", released)
+    monkeypatch.setattr("pymc_dp.steps.hmc.noisy_sum", released)
 
     def run(seed):
         caplog.clear()
@@ -61,8 +69,8 @@ def test_output_depends_on_data_through_releases_alone(cores, monkeypatch, caplo
         model = model_of(*records(seed))
         with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.INFO):
             warnings.simplefilter("always")
-            step = dp.DPPenalty(
-                noise_multiplier=2.0, tune=10, draws=25, chains=2, model=model, **FAST
+            step = step_type(
+                noise_multiplier=2.0, tune=10, draws=25, chains=2, model=model, **settings, **FAST
             )
             raw = pm.sample(
                 25,
@@ -89,6 +97,7 @@ def test_output_depends_on_data_through_releases_alone(cores, monkeypatch, caplo
     for key in first[0]:
         np.testing.assert_equal(first[0][key], second[0][key], err_msg=str(key))
     assert first[1:] == second[1:]
+    assert len(np.unique(first[0]["posterior", "beta"][1])) >= 4  # the made-up releases do move it
 
 
 def occurrences(value, sought):
