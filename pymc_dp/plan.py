@@ -114,6 +114,8 @@ def plan(step: PrivateStep) -> Plan:
     """
     if not isinstance(step, PrivateStep):
         raise PrivacyConfigurationError(
-            f"`plan` takes a private step, such as DPPenalty(...). Found {type(step).__name__}."
+            "`plan` takes a private step that has been built, such as "
+            "`DPAnchored(epsilon=1.0, draws=1000)`. "
+            f"Found {type(step).__name__}."
         )
     return Plan(step.guarantee, step.ledger)

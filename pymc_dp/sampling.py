@@ -31,7 +31,7 @@ _REFUSED = {
     "init": "there is no data-driven initialisation; use `initvals`",
     "n_init": "there is no data-driven initialisation; use `initvals`",
     "jitter_max_retries": "there is no data-driven initialisation; use `initvals`",
-    "target_accept": "",
+    "target_accept": "it is a setting of NUTS",
     "trace": "draws are kept in memory until they are released",
     "backend": "give `compile_kwargs` instead",
 }
@@ -105,8 +105,9 @@ def sample(
     """
     if step is not None and not (isinstance(step, type) and issubclass(step, PrivateStep)):
         raise PrivacyConfigurationError(
-            "`step` is a class here, such as `step=DPPenalty`; its settings are further keywords. "
-            "To use a step you built yourself: `release(pm.sample(..., step=step))`."
+            "`step` takes the class of a private step, such as `step=pymc_dp.DPPenalty`; its settings "
+            "are further keywords of `sample`. To use a step you built yourself: "
+            "`release(pm.sample(..., step=step))`."
         )
     model = pm.modelcontext(model)
     for_step, for_host = _split_keywords(step or DPAnchored, keywords)

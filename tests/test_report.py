@@ -81,6 +81,7 @@ def test_the_page_has_all_facts_and_needs_nothing_else(released):
     for wanted in (
         report.statement,
         "DPPenalty",
+        "Draws ofmu",
         "substitute-one",
         "24 times",
         "opendp discrete gaussian",
@@ -185,6 +186,71 @@ def test_what_an_attacker_recognises():
         assert exact <= bound(composed_epsilon([Gaussian(z)], 1e-6), 1e-6)
     assert bound(0.01, 0.0) == pytest.approx(FALSE_ALARMS * math.exp(0.01))
     assert bound(5000.0, 1e-6) == 1.0
+
+
+def test_what_was_added_later_is_not_covered(released):
+    """Anybody can put log-likelihoods into a released result; the page must not vouch for them."""
+    assert dp.privacy_report(released).added == ()
+    groups = groups_of(released)
+    more = from_groups(
+        {**groups, "log_likelihood": groups["posterior"]}, root_attrs(released), like=released
+    )
+    report = dp.privacy_report(more)
+    assert report.added == ("log_likelihood",)
+    assert "log_likelihood: added after the release" in str(report)
+    assert "must not be published" in Page(report.to_html()).text
+    assert "must not be published" not in Page(dp.privacy_report(released).to_html()).text
+    assert json.loads(report.to_json())["added"] == ["log_likelihood"]
+
+
+@pytest.mark.parametrize(("delta", "said"), [(0.5, True), (1 / 80, True), (1 / 81, False)])
+def test_a_delta_that_promises_nothing_to_single_units_is_named(delta, said, released):
+    page = Page(dp.privacy_report(with_attrs(released, delta=delta)).to_html()).text
+    assert ("published outright" in page) is said
+
+
+def test_the_account(logistic, quiet, tmp_path):
+    """The page states what all runs cost, and only of the ledger that this one was charged to."""
+    model = logistic()
+    ledger = dp.PrivacyLedger(tmp_path / "a.ledger", epsilon=4.0, delta=1e-4)
+    run = {
+        "draws": 4,
+        "chains": 1,
+        "delta": 1e-4,
+        "ledger": ledger,
+        "model": model,
+        **FAST,
+        **quiet,
+    }
+    first = dp.sample(epsilon=1.0, step=dp.DPPenalty, **run)
+    report = dp.privacy_report(first, ledger=ledger)
+    assert report.account == {"budget": 4.0, "spent": ledger.spent(), "delta": 1e-4, "runs": 1}
+    assert "ε = 1 spent of 4 at δ = 0.0001, by this run alone" in str(report)
+    second = dp.sample(epsilon=2.0, step=dp.DPPenalty, **run)
+    assert dp.privacy_report(second, ledger=ledger).account["runs"] == 2
+    report = dp.privacy_report(first, ledger=dp.PrivacyLedger(tmp_path / "a.ledger"))
+    assert json.loads(report.to_json())["account"]["spent"] == ledger.spent() > 2.0
+    assert "by 2 runs together" in Page(report.to_html()).text
+    assert "none was given for this report" in Page(dp.privacy_report(first).to_html()).text
+    with pytest.raises(dp.PrivacyConfigurationError, match="no such run"):
+        dp.privacy_report(first, ledger=dp.PrivacyLedger(epsilon=1.0, delta=1e-4))
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"must be a PrivacyLedger\. Found str"):
+        dp.privacy_report(first, ledger="a.ledger")
+
+
+def test_a_preparation_is_no_run_of_its_own(logistic, quiet):
+    ledger = dp.PrivacyLedger(epsilon=30.0, delta=1e-4)
+    idata = dp.sample(
+        4, chains=1, epsilon=20.0, delta=1e-4, ledger=ledger, model=logistic(4000), **FAST, **quiet
+    )
+    assert len(ledger.runs()) == 2
+    report = dp.privacy_report(idata, ledger=ledger)
+    assert report.account["runs"] == 1
+    page = Page(report.to_html()).text
+    assert "once" in page
+    assert "how far the noise may have moved the draws" in page
+    assert "negative" in page
+    assert report.added == ()
 
 
 def test_void_results_say_so(logistic, quiet):

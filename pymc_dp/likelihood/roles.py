@@ -117,10 +117,14 @@ def find_roles(
     record_dims |= {
         dims[leaf.axis]
         for leaf in record_data
-        if leaf.private and (dims := model.named_vars_to_dims.get(leaf.variable.name))
+        if leaf.private
+        and (dims := model.named_vars_to_dims.get(leaf.variable.name))
+        and dims[leaf.axis] is not None
     }
     elsewhere = refuse_private_outside_likelihood(model, record_data, n, record_dims, public)
     codes, n_units = _unit_codes(unit, n)
+    if codes is None:
+        _refuse_repeated_labels(model, record_dims)
     _refuse_latents_per_record(model, n, n_units, record_dims)
     for leaf in record_data:
         refuse_non_finite(leaf)
@@ -154,7 +158,7 @@ def _refuse_unsupported_variables(model: pm.Model) -> None:
         half = rv.name.removesuffix("_unobserved") + "_observed"
         if isinstance(rv.owner.op, PartialObservedRV) or (half != rv.name and half in names):
             raise UnsupportedModelError(
-                f"{rv.name!r} belongs to an observed variable with missing values, which PyMC "
+                f"{rv.name.removesuffix('_unobserved').removesuffix('_observed')!r} has missing values, which PyMC "
                 "imputes as free variables, one per record. Drop the incomplete records, or model "
                 "the missingness with a public rule."
             )
@@ -282,6 +286,18 @@ def _unit_codes(unit: Any, n: int) -> tuple[NDArray[np.int64] | None, int]:
         )
     labels, codes = np.unique(ids, return_inverse=True)
     return codes.astype(np.int64), len(labels)
+
+
+def _refuse_repeated_labels(model: pm.Model, record_dims: frozenset[str]) -> None:
+    """Records with one label are one unit's, and would be counted as several."""
+    for dim in sorted(record_dims):
+        labels = model.coords.get(dim)
+        if labels is not None and len(set(labels)) < len(labels):
+            raise PrivacyConfigurationError(
+                f"Labels of the dimension {dim!r} repeat, so one {dim} seems to have several records, "
+                "and each record would be protected on its own only. If they are identifiers, pass them "
+                "as `unit=` too (an array); if not, leave them out of `coords`."
+            )
 
 
 def _unit_name(unit: Any, record_dims: frozenset[str]) -> str:

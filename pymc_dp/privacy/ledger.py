@@ -343,9 +343,9 @@ class PrivacyLedger:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
             raise LedgerError(
-                f"The ledger {self.path} cannot be used: {error}. If the file is read-only, make "
-                "it writable; if it is damaged, restore it from a backup, as a budget whose "
-                "spending is unknown must count as spent."
+                f"The ledger {self.path} cannot be used: {error}. If its folder does not exist, make "
+                "it; if the file is read-only, make it writable; if it is damaged, restore it from a "
+                "backup, as a budget whose spending is unknown must count as spent."
             ) from error
 
     @staticmethod

@@ -14,14 +14,20 @@ from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing
 from pymc_dp.privacy.events import Event, from_json, to_json
 from pymc_dp.privacy.guarantee import describe
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.report.html import page
-from pymc_dp.report.wording import FALSE_ALARMS, recognised
+from pymc_dp.report.wording import FALSE_ALARMS, account, recognised
 from pymc_dp.results import identify
 from pymc_dp.tables import as_html, as_text
 
 REPORT_SCHEMA_VERSION = 1
 _TITLE = "Privacy report"
 _UNKNOWN = "not known here"
+# What a released result has. Whatever else is in one was put there later, by somebody.
+_RELEASED_GROUPS = frozenset({
+    "posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats", "constant_data",
+    "unadjusted_posterior", "surrogate_posterior", "privacy",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,12 @@ class PrivacyReport:
         Names and versions.
     sampled : str, optional
         When, as an ISO 8601 time.
+    variables : tuple of str
+        What there are draws of.
+    added : tuple of str
+        Groups of the result that were put into it after the release, and that nothing is known of.
+    account : mapping, optional
+        Of the ledger: ``budget``, ``spent`` (both ε), ``delta`` and the number of ``runs``.
     """
 
     statement: str
@@ -77,6 +89,9 @@ class PrivacyReport:
     post_processing: bool = False
     software: Mapping[str, str] = field(default_factory=dict)
     sampled: str | None = None
+    variables: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    account: Mapping[str, float] | None = None
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -94,11 +109,16 @@ class PrivacyReport:
             ("Noise", self.noise),
             ("Accountant", self.accountant),
         ]
+        if self.added:
+            rows.insert(2, ("Not covered", ", ".join(self.added) + ": added after the release"))
+        if self.account is not None:
+            rows.append(("Account", account(self.account)))
         rows += [("Releases", f"{e.count:,} {describe(e)}") for e in self.releases]
         rows += [
             (f"Setting {name}", f"{value:.6g}" if isinstance(value, float) else str(value))
             for name, value in self.settings.items()
         ]
+        rows.append(("Draws of", ", ".join(self.variables)))
         if self.sampled is not None:
             rows.append(("Sampled", self.sampled[:16].replace("T", " ") + " UTC"))
         rows.append(("Software", ", ".join(f"{k} {v}" for k, v in self.software.items())))
@@ -150,6 +170,9 @@ class PrivacyReport:
             "recognised": power and {"false_alarms": FALSE_ALARMS, "at_most": power},
             "sampled": self.sampled,
             "software": dict(self.software),
+            "variables": list(self.variables),
+            "added": list(self.added),
+            "account": self.account and dict(self.account),
         }
         return json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -179,13 +202,16 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def privacy_report(idata: Any) -> PrivacyReport:
+def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> PrivacyReport:
     """What a released result guarantees, for people who have to answer for it.
 
     Parameters
     ----------
     idata : InferenceData or DataTree
         From ``pymc_dp.sample`` or :func:`~pymc_dp.release`, or loaded from a file of one.
+    ledger : PrivacyLedger, optional
+        The account that the run was charged to. The report then says what all runs about these
+        data cost together, as of now.
 
     Returns
     -------
@@ -196,6 +222,8 @@ def privacy_report(idata: Any) -> PrivacyReport:
     ------
     PrivacyError
         If `idata` has not been through :func:`~pymc_dp.release`.
+    PrivacyConfigurationError
+        If `ledger` has no such run.
     """
     attrs, groups = root_attrs(idata), groups_of(idata)
     if "privacy_schema_version" not in attrs:
@@ -203,8 +231,7 @@ def privacy_report(idata: Any) -> PrivacyReport:
             "This result carries no privacy statement. Pass it through `pymc_dp.release(...)` first."
         )
     post_processing = is_post_processing(groups)
-    if not post_processing:
-        identify(groups)
+    run = None if post_processing else f"{identify(groups).privacy_run:016x}"
     host = groups["posterior"].attrs
     software = {"pymc-dp": str(attrs["pymc_dp_version"])}
     if "inference_library" in host:
@@ -226,4 +253,29 @@ def privacy_report(idata: Any) -> PrivacyReport:
         post_processing=post_processing,
         software=software,
         sampled=host.get("created_at"),
+        variables=tuple(map(str, groups["posterior"].data_vars)),
+        added=() if post_processing else tuple(sorted(set(groups) - _RELEASED_GROUPS)),
+        account=None if ledger is None else _account(ledger, run),
     )
+
+
+def _account(ledger: PrivacyLedger, run: str | None) -> dict[str, float]:
+    """What all runs of a ledger cost, if `run` is one of them."""
+    if not isinstance(ledger, PrivacyLedger):
+        raise PrivacyConfigurationError(
+            f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
+            "PrivacyLedger(path) opens the account in a file."
+        )
+    # What prepares a run is charged under the run's name, too.
+    runs = {plan.run.removesuffix("-first") for plan in ledger.runs()}
+    if run not in runs:
+        raise PrivacyConfigurationError(
+            "The ledger has no such run: these draws were not charged to it. Give the ledger that "
+            "they were sampled with, or none."
+        )
+    return {
+        "budget": ledger.epsilon,
+        "spent": ledger.spent(),
+        "delta": ledger.delta,
+        "runs": len(runs),
+    }

@@ -5,7 +5,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from pymc_dp.privacy.guarantee import describe
-from pymc_dp.report.wording import covered, how_to_check, in_plain_words, not_covered
+from pymc_dp.report.wording import MEANING, covered, how_to_check, in_plain_words, not_covered
 
 if TYPE_CHECKING:
     from pymc_dp.report.document import PrivacyReport
@@ -51,7 +51,10 @@ def page(report: "PrivacyReport", title: str, machine_readable: str) -> str:
     """
     facts = [row for row in report.rows if not row[0].startswith(("Releases", _SETTING))]
     settings = [
-        (label.removeprefix(_SETTING), value)
+        (
+            name := label.removeprefix(_SETTING),
+            value + (f" ({MEANING[name]})" if name in MEANING else ""),
+        )
         for label, value in report.rows
         if label.startswith(_SETTING)
     ]
@@ -67,8 +70,13 @@ def page(report: "PrivacyReport", title: str, machine_readable: str) -> str:
     if report.releases:
         sections += [
             "<h2>Releases</h2>",
-            "<p>Everything that left the data, in all chains. Nothing else did.</p>",
-            _table((f"{e.count:,} times", describe(e)) for e in report.releases),
+            "<p>Everything that left the data, in all chains. Nothing else did. A noise multiplier is "
+            "the noise's size divided by how far replacing one unit can move what is released: larger "
+            "is more private.</p>",
+            _table(
+                ("once" if e.count == 1 else f"{e.count:,} times", describe(e))
+                for e in report.releases
+            ),
         ]
     for heading, items in [
         ("What is covered", covered(report)),
@@ -80,7 +88,7 @@ def page(report: "PrivacyReport", title: str, machine_readable: str) -> str:
     if program:
         sections.append(f"<pre>{escape(program)}</pre>")
     if settings:
-        sections += ["<h2>Settings</h2>", _table(settings)]
+        sections += ["<h2>Settings, and what the preparation found</h2>", _table(settings)]
     sections += [
         "<h2>For machines</h2>",
         f"<details><summary>The same in JSON</summary><pre>{escape(machine_readable)}</pre></details>",

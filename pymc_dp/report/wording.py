@@ -1,6 +1,7 @@
 """The guarantee in plain words, its limits, and how somebody else can check it."""
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from scipy.stats import norm
@@ -13,6 +14,30 @@ if TYPE_CHECKING:
 
 FALSE_ALARMS = 0.05
 """Share of false alarms that an attacker of :func:`recognised` puts up with."""
+
+MEANING = {
+    "anchor_share": "part of the budget for the preparation",
+    "noise_aware": "draws are spread by what the noise adds to the uncertainty",
+    "tempering": "factor of the log-likelihood; 1 is the posterior itself",
+    "clip": "bound on what one unit can contribute to a release",
+    "tilt": "how far the noise may have moved the draws, in posterior standard deviations",
+    "rounds": "steps of the search for the posterior",
+    "distance_to_mode": "from where the preparation ended to the mode, in posterior standard deviations",
+    "typical_noise_sd": "noise in the logarithm of a typical acceptance ratio",
+    "expected_acceptance": "share of moves that this noise alone would accept",
+    "clipped_share": "share of units cut down to their bound; noisy, so it can be negative",
+    "clipped_share_sd": "standard deviation of the noise in it",
+}
+"""Settings, and what the preparation released, for people who have not read the documentation."""
+
+
+def account(state: Mapping[str, float]) -> str:
+    """State of a ledger."""
+    runs = int(state["runs"])
+    return (
+        f"ε = {state['spent']:.4g} spent of {state['budget']:g} at δ = {state['delta']:.3g}, by "
+        f"{'this run alone' if runs == 1 else f'{runs} runs together'}"
+    )
 
 
 def recognised(report: "PrivacyReport") -> float | None:
@@ -103,12 +128,25 @@ def not_covered(report: "PrivacyReport") -> list[str]:
     if not report.valid:
         return []
     limits = [
-        "Other results about the same people: each has its own cost, and the costs add up. The "
-        "account of a data set is its ledger.",
+        _other_results(report),
         "What is true of the population whoever takes part. If it becomes known that a treatment "
         "helps, that is known of everybody who was treated.",
         "The data themselves, where they are kept.",
     ]
+    if report.added:
+        limits.insert(
+            0,
+            f"The groups {', '.join(report.added)}, which somebody added to the result after its "
+            "release. If they were computed from the data, as log-likelihoods and predictions for the "
+            "people in the data are, they must not be published.",
+        )
+    if report.units is not None and report.delta * report.units >= 1:
+        limits.insert(
+            0,
+            f"Single units: δ = {report.delta:.3g} is not below one in {report.units:,}, the number of "
+            "units, and a guarantee with such a δ does not even rule out that some are published "
+            "outright. Choose a δ far below that.",
+        )
     if report.unit == "one record":
         limits.insert(0, "People with several records: only each record of theirs is protected.")
     if report.post_processing:
@@ -119,6 +157,16 @@ def not_covered(report: "PrivacyReport") -> list[str]:
         *limits,
         "How long the computation took, and whether the model was accepted at all.",
     ]
+
+
+def _other_results(report: "PrivacyReport") -> str:
+    text = (
+        "Other results about the same people: each has its own cost, and the costs add up. The "
+        "account of a data set is its ledger"
+    )
+    if report.account is None:
+        return text + "; none was given for this report, so ask whether there are others."
+    return f"{text}, which says: {account(report.account)}."
 
 
 def how_to_check(report: "PrivacyReport") -> tuple[str, str]:

@@ -202,7 +202,9 @@ class DPAnchored(PrivateStep):
     def _configure(self, d: int) -> None:
         if d * (d + 1) // 2 > MAX_DIMENSION:
             raise NoAnchorError(
-                f"DPAnchored needs the Hessian in all {d} parameters, and these are too many."
+                f"DPAnchored needs the Hessian in all {d} parameters, and these are too many. If there is "
+                "one for each person, integrate it out of the likelihood; a draw of it would be a release "
+                "about that person."
             )
 
     def _calibrate(
@@ -326,8 +328,9 @@ class DPAnchored(PrivateStep):
         return (
             f"{why}. The anchor has spent "
             f"ε = {spent:.3g} (δ = {self._delta:.3g}); no draw was made, and a ledger keeps the whole "
-            "run as charged. Use a larger `epsilon`, priors that say more, parameters on a scale where "
-            "the start is nearer, or another step: DPHMC or DPPenalty."
+            "run as charged. It takes more records, a larger `epsilon`, or fewer parameters. Priors that "
+            "say more help too, and covariates scaled by public constants to about 1, so that the "
+            "posterior is near the start."
         )
 
     def _report(self, anchor: Anchor) -> dict[str, float | str]:

@@ -67,17 +67,17 @@ def nothing_to_sample():
     observe(0.0)
 
 
-@refused("'y_unobserved'", "missing values")
+@refused("'y' has", "missing values")
 def missing_values():
     pm.Normal("y", pm.Normal("b"), 1.0, observed=np.where(y > 1, np.nan, y))
 
 
-@refused("'y_unobserved'", "missing values")
+@refused("'y' has", "missing values")
 def masked_values():
     pm.Normal("y", pm.Normal("b"), 1.0, observed=np.ma.masked_greater(y, 1))
 
 
-@refused("'y_", "missing values")
+@refused("'y' has", "missing values")
 def missing_parts_of_vectors():
     pm.MvNormal("y", pm.Normal("b", shape=D), cov=np.eye(D), observed=np.where(X > 1, np.nan, X))
 
@@ -478,6 +478,36 @@ def test_identifiers_of_units(ids):
     assert roles.n_records == 4
     assert_array_equal(roles.unit_of_record, [2, 0, 2, 1])
     assert roles.unit == "all records with one identifier"
+
+
+@pytest.mark.parametrize("unit", [None, "visit", 0])
+def test_labels_that_repeat_are_several_records_of_one_unit(unit):
+    """Otherwise the promise would name a unit that it does not protect."""
+
+    def model(labels):
+        with pm.Model(coords={"visit": labels}) as model:
+            observe(pm.Normal("b"), dims="visit")
+        return model
+
+    ids = 98765 + np.arange(N) // 3
+    with pytest.raises(PrivacyConfigurationError, match=r"'visit' repeat.*`unit=`") as refusal:
+        find_roles(model(ids), unit)
+    assert "98765" not in str(refusal.value)
+    assert find_roles(model(ids), unit=ids).n_units == N // 3
+    assert find_roles(model(np.arange(N)), unit).n_units == N
+
+
+@pytest.mark.parametrize(("dims", "unit"), [(None, "one record"), ("person", "one person")])
+def test_an_axis_without_a_name_names_no_unit(dims, unit):
+    """A covariate may have a name for its columns only."""
+
+    def builder():
+        data = pm.Data("X", X, dims=(None, "feature"))
+        observe(data @ pm.Normal("b", dims="feature"), dims=dims)
+
+    roles = find_roles(model_of(builder))
+    assert roles.unit == unit
+    assert roles.record_dims == ({dims} if dims else set())
 
 
 # -- what is found ----------------------------------------------------------------------------------

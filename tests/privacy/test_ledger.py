@@ -424,6 +424,11 @@ def test_a_text_file_is_no_ledger(path):
     assert path.read_bytes() == before
 
 
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(LedgerError, match="folder does not exist"):
+        PrivacyLedger(tmp_path / "nowhere" / "a.ledger", epsilon=1.0, delta=DELTA)
+
+
 def foreign(path):
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE runs (run, description, events, chains, iterations)")

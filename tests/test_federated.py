@@ -1,0 +1,563 @@
+"""Owners who do not trust each other: what they answer, what it costs them, and what it adds up to."""
+
+import json
+import logging
+import math
+import pickle
+import sqlite3
+
+import numpy as np
+import pymc as pm
+import pytest
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.pld import PLDAccountant
+from scipy.optimize import minimize
+from scipy.stats import chi2
+
+import pymc_dp as dp
+from pymc_dp.federated import FederatedPenalty, Owner, find_surrogate
+from pymc_dp.federated.agreement import BINS_PER_OCTAVE, Offers
+from pymc_dp.privacy.clipping import RESOLUTION
+from pymc_dp.privacy.histogram import bin_counts
+
+D = 2
+KINDS = ("search_sizes", "search", "anchor_sizes", "anchor", "ratio")
+FAST = {"mode": "FAST_COMPILE"}
+THETA, W = np.array([0.3, -0.5]), np.array([[0.2, 0.05], [0.0, 0.3]])
+REQUESTS = {
+    "search_sizes": {"theta": THETA, "W": W},
+    "search": {"theta": THETA, "W": W, "bounds": np.array([0.1, 0.01])},
+    "anchor_sizes": {"theta": THETA, "W": W},
+    "anchor": {"theta": THETA, "W": W, "bounds": np.array([0.1, 0.01])},
+    "ratio": {"theta": THETA, "proposal": THETA + 0.1, "bound": np.array(0.08)},
+}
+SENTINEL = 271828.182845904509
+
+
+class NoNoise(dp.InsecureSeededNoise):
+    """To see what noise would be added to."""
+
+    def discrete_gaussian(self, scale, size, at=()):
+        return np.zeros(size, dtype=np.int64)
+
+
+def prior():
+    with pm.Model() as model:
+        pm.Normal("beta", 0, 2, shape=D)
+    return model
+
+
+def records(k, n=150):
+    rng = np.random.default_rng(k)
+    x = rng.normal(size=(n, D))
+    return x, (rng.random(n) < 1 / (1 + np.exp(-x @ [0.8, -0.6]))).astype(np.int64)
+
+
+def model_of(x, y):
+    model = prior()
+    with model:
+        pm.Bernoulli("ill", logit_p=pm.Data("X", x) @ model["beta"], observed=pm.Data("Y", y))
+    return model
+
+
+def owner_of(x, y, **keywords):
+    settings = {"epsilon": 2.0, "rounds": 2, "ratios": 3, "compile_kwargs": FAST} | keywords
+    return Owner(model=model_of(x, y), **settings)
+
+
+def used(owner):
+    """Iterations counted in the ledger's file, by kind of request."""
+    with sqlite3.connect(owner.ledger.path) as db:
+        rows = db.execute("SELECT run, used FROM slots").fetchall()
+    return {run.split("-", 1)[1]: count for run, count in rows}
+
+
+def asking(owners):
+    return lambda kind, request: [owner.answer(kind, request) for owner in owners]
+
+
+# -- what an answer is ------------------------------------------------------------------------------
+
+
+def exact_answers(x, y):
+    """By NumPy, from the definitions."""
+    p = 1 / (1 + np.exp(-x @ THETA))
+    g = ((y - p)[:, None] * x) @ W
+    H = -(p * (1 - p))[:, None, None] * np.einsum("ni,nj->nij", x @ W, x @ W)
+    packed = np.stack([H[:, 0, 0], math.sqrt(2) * H[:, 1, 0], H[:, 1, 1]], axis=1)
+    sizes = [np.linalg.norm(v, axis=1) for v in (g, packed)]
+
+    def clipped(v, size, bound):
+        return (v * np.minimum(1, bound / size)[:, None]).sum(axis=0)
+
+    def log_likelihood(theta):
+        return y * (x @ theta) - np.logaddexp(0, x @ theta)
+
+    ratios = log_likelihood(THETA + 0.1) - log_likelihood(THETA)
+    terms = {"gradient": clipped(g, sizes[0], 0.1), "hessian": clipped(packed, sizes[1], 0.01)}
+    beyond = np.array([np.sum(sizes[0] > 0.1), np.sum(sizes[1] > 0.01)])
+    return {
+        kind: {n: bin_counts(s, b) for n, s in zip(("gradients", "hessians"), sizes, strict=True)}
+        for kind, b in BINS_PER_OCTAVE.items()
+    } | {
+        "search": terms,
+        "anchor": terms | {"clipped": beyond - len(x) / 2},
+        "ratio": {"ratio": np.clip(ratios, -0.08, 0.08).sum()},
+    }  # fmt: skip
+
+
+def test_answers_without_noise_are_the_clipped_sums():
+    x, y = records(0)
+    owner, exact = owner_of(x, y, noise=NoNoise(0)), exact_answers(x, y)
+    for kind, request in REQUESTS.items():
+        answer = owner.answer(kind, request)
+        assert set(answer) == set(exact[kind])
+        for name, value in answer.items():
+            np.testing.assert_allclose(value, exact[kind][name], atol=len(x) / RESOLUTION)
+    gradients, hessians = exact["anchor"]["clipped"] + len(x) / 2
+    assert 10 < gradients < 140  # some are clipped, and some are not
+    assert 10 < hessians < 140
+
+
+def test_noise_is_what_the_offer_says():
+    """Of the secure source, through 300 answers of each size and kind of sum."""
+    x, y = records(1, n=40)
+    owner = owner_of(x, y, epsilon=30.0, rounds=60, ratios=200)
+    offer, exact = owner.answer("offer", {}), exact_answers(x, y)
+    residuals = []
+    for kind, sensitivities in {
+        "search_sizes": {"gradients": math.sqrt(2), "hessians": math.sqrt(2)},
+        "search": {"gradient": 0.2, "hessian": 0.02},
+        "ratio": {"ratio": 0.16},
+    }.items():
+        count, *multipliers = offer[kind]
+        for _ in range(int(count)):
+            answer = owner.answer(kind, REQUESTS[kind])
+            for z, (name, sensitivity) in zip(multipliers, sensitivities.items(), strict=True):
+                off = np.ravel(answer[name] - exact[kind][name])
+                residuals.append(off / (z * sensitivity))
+    for name, some in {"all": residuals, "ratios": residuals[-200:]}.items():
+        r = np.concatenate(some)
+        low, high = chi2.ppf([1e-5, 1 - 1e-5], len(r))
+        assert low < np.sum(r**2) < high, name
+        assert abs(r.mean()) < 4.5 / math.sqrt(len(r)), name
+
+
+def test_neighbours_differ_by_the_sensitivity_at_most():
+    x, y = records(2)
+    x[7], y[7] = 1e-3, 1
+    x2, y2, moved = x.copy(), y.copy(), {}
+    x2[7], y2[7] = (
+        [4.0, -6.0],
+        0,
+    )  # gradient, Hessian and ratio are clipped, and the ratio is positive
+    one, other = (owner_of(*data, noise=dp.InsecureSeededNoise(4)) for data in ((x, y), (x2, y2)))
+    for kind, request in REQUESTS.items():
+        answers = one.answer(kind, request), other.answer(kind, request)
+        for name in answers[0]:
+            moved[kind, name] = np.linalg.norm(answers[0][name] - answers[1][name])
+    tiny = 1e-9
+    for kind in ("search_sizes", "anchor_sizes"):
+        for name in ("gradients", "hessians"):
+            assert moved[kind, name] == pytest.approx(math.sqrt(2), abs=tiny)
+    for kind in ("search", "anchor"):
+        assert 0.09 < moved[kind, "gradient"] <= 2 * 0.1 + tiny
+        assert 0.009 < moved[kind, "hessian"] <= 2 * 0.01 + tiny
+    assert moved["anchor", "clipped"] == pytest.approx(math.sqrt(2), abs=1e-6)
+    assert 0.07 < moved["ratio", "ratio"] <= 2 * 0.08 + tiny
+
+
+# -- what it costs ----------------------------------------------------------------------------------
+
+
+def exhaust(owner):
+    for kind, request in REQUESTS.items():
+        for _ in range(int(owner.answer("offer", {})[kind][0])):
+            owner.answer(kind, request)
+        with pytest.raises(dp.PrivacyBudgetExceeded, match="has given them"):
+            owner.answer(kind, request)
+
+
+def test_each_owners_guarantee_from_its_own_ledger(tmp_path):
+    """All that was ever counted in the file, composed by dp-accounting and by the closed form."""
+    budgets = [(0.5, 1e-6), (2.0, 1e-5), (8.0, 1e-4)]
+    for k, (epsilon, delta) in enumerate(budgets):
+        ledger = dp.PrivacyLedger(tmp_path / f"{k}.ledger", epsilon=epsilon, delta=delta)
+        owner = owner_of(*records(k), epsilon=epsilon, ledger=ledger, ratio_share=0.1 + 0.4 * k)
+        assert f"({epsilon:g}, {delta:.3g})-differentially" in owner.statement
+        exhaust(owner)
+        counts = used(owner)
+        mu2, accountant = 0.0, PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
+        for run in dp.PrivacyLedger(tmp_path / f"{k}.ledger").runs():
+            count = counts[run.run.split("-", 1)[1]]
+            assert count == run.iterations
+            for event in run.events:
+                event = dp_event.GaussianDpEvent(event.noise_multiplier)
+                accountant.compose(dp_event.SelfComposedDpEvent(event, count))
+                mu2 += count / event.noise_multiplier**2
+        assert sum(counts.values()) == 2 + 2 + 1 + 1 + 3
+        assert 0.99 * epsilon < accountant.get_epsilon(delta) < 1.001 * epsilon
+        assert 1 / math.sqrt(mu2) == pytest.approx(
+            dp.calibrate_noise(epsilon=epsilon, delta=delta, draws=1), rel=1e-6
+        )
+        assert owner.ledger.spent() <= epsilon
+
+
+def test_a_plan_that_does_not_fit_is_refused():
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+    owner_of(*records(0), epsilon=0.6, ledger=ledger)
+    spent = ledger.spent()
+    with pytest.raises(dp.PrivacyBudgetExceeded):
+        owner_of(*records(0), epsilon=0.9, ledger=ledger)
+    assert ledger.spent() == spent
+    with pytest.raises(dp.PrivacyConfigurationError, match="ledger"):
+        owner_of(*records(0), ledger=ledger, noise=dp.InsecureSeededNoise(0))
+
+
+def broken(kind):
+    """Requests of that kind with one thing wrong."""
+    good = REQUESTS[kind]
+    for name, value in good.items():
+        yield {k: v for k, v in good.items() if k != name}
+        nan, inf = value.copy(), value.copy()
+        nan[...], inf[...] = np.nan, np.inf
+        for bad in (nan, inf, value.astype(np.float32), value.astype(object), value[None], value.tolist(),
+                    "text", None, b"code"):  # fmt: skip
+            yield good | {name: bad}
+    yield good | {"noise_multiplier": np.array(0.0)}
+    yield good | {"more": np.zeros(3)}
+    yield {}
+    name = {"search": "bounds", "anchor": "bounds", "ratio": "bound"}.get(kind)
+    if name:
+        for factor in (0.0, -1.0, 1e-250, 1e250):
+            yield good | {name: good[name] * factor}
+
+
+def test_what_is_not_a_request_is_refused_before_anything_is_charged(tmp_path, monkeypatch):
+    owner = owner_of(*records(0), journal=tmp_path / "log")
+
+    def touched(*args):
+        pytest.fail("data were read")
+
+    monkeypatch.setattr(owner, "_likelihood", touched)
+    monkeypatch.setattr(owner, "_expansion", None)
+    tried = 0
+    for kind in KINDS:
+        for request in broken(kind):
+            with pytest.raises(dp.PrivacyConfigurationError):
+                owner.answer(kind, request)
+            tried += 1
+    for kind in ("", "Search", "sizes", "noise", "__class__", "_terms"):
+        with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
+            owner.answer(kind, REQUESTS["search"])
+    assert tried > 150
+    assert set(used(owner).values()) == {0}
+    assert not (tmp_path / "log").exists()
+
+
+def test_kinds_that_were_not_agreed_to_are_refused():
+    with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
+        owner_of(*records(0), ratios=0).answer("ratio", REQUESTS["ratio"])
+    with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
+        owner_of(*records(0), rounds=0).answer("anchor", REQUESTS["anchor"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_charged_before_data_are_read_and_errors_quote_nothing(kind, tmp_path, monkeypatch):
+    owner = owner_of(*records(0), journal=tmp_path / "log")
+
+    def fails(*args):
+        assert used(owner)[kind] == 1
+        raise ValueError(SENTINEL)
+
+    monkeypatch.setattr(owner, "_likelihood", fails)
+    for name in ("gradients", "hessians"):
+        monkeypatch.setattr(owner._expansion, name, fails)
+    with pytest.raises(dp.PrivacyError) as failure:
+        owner.answer(kind, REQUESTS[kind])
+    shown = f"{failure.value}{failure.value.__cause__}{failure.value.__suppress_context__}"
+    assert shown == "The answer could not be computed. It stays charged.NoneTrue"
+    assert used(owner) == dict.fromkeys(KINDS, 0) | {kind: 1}
+    assert owner.answer("offer", {})[kind][0] == {"search_sizes": 1, "search": 1, "ratio": 2}.get(
+        kind, 0
+    )
+    assert not (tmp_path / "log").exists()
+
+
+def test_no_data_are_read_when_the_ledger_will_not_count(monkeypatch):
+    owner = owner_of(*records(0))
+
+    def touched(*args):
+        pytest.fail("data were read")
+
+    def refuse(*args):
+        raise dp.PrivacyBudgetExceeded("no")
+
+    monkeypatch.setattr(owner, "_likelihood", touched)
+    monkeypatch.setattr(owner.ledger, "charge", refuse)
+    with pytest.raises(dp.PrivacyBudgetExceeded, match="no"):
+        owner.answer("ratio", REQUESTS["ratio"])
+
+
+def test_a_copy_cannot_answer_again(monkeypatch):
+    """As in a forked process: what one has counted, the other cannot use."""
+    owner = owner_of(*records(0))
+    owner.answer("ratio", REQUESTS["ratio"])
+    owner._given["ratio"] = 0
+    with pytest.raises(dp.PrivacyBudgetExceeded):
+        owner.answer("ratio", REQUESTS["ratio"])
+    with pytest.raises(TypeError, match="private data"):
+        pickle.dumps(owner)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rounds": 0, "ratios": 0},
+        {"rounds": -1},
+        {"ratios": 2.5},
+        {"ratio_share": 0.0},
+        {"ratio_share": 1.0},
+        {"epsilon": math.inf},
+        {"epsilon": 0.0},
+        {"delta": 0.0},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range(wrong):
+    with pytest.raises(dp.PrivacyConfigurationError):
+        owner_of(*records(0), **wrong)
+
+
+def test_insecure_noise_promises_nothing():
+    assert "NOT PRIVATE" in owner_of(*records(0), noise=dp.InsecureSeededNoise(0)).statement
+
+
+# -- what leaves ------------------------------------------------------------------------------------
+
+
+def numbers(thing):
+    if isinstance(thing, dict):
+        return np.concatenate([numbers(part) for part in thing.values()])
+    return np.ravel(thing)
+
+
+def test_the_journal_is_all_that_left_and_holds_no_exact_value(tmp_path):
+    x, y = records(3)
+    x[5] = SENTINEL / 1e5, -SENTINEL / 1e6
+    owner = owner_of(x, y, journal=tmp_path / "log")
+    twin = owner_of(x, y, noise=NoNoise(0))
+    for kind, request in REQUESTS.items():
+        answer, exact = owner.answer(kind, request), twin.answer(kind, request)
+        line = json.loads((tmp_path / "log").read_text().splitlines()[-1])
+        assert line["kind"] == kind
+        for side, sent in {"request": request, "answer": answer}.items():
+            assert line[side] == {name: value.tolist() for name, value in sent.items()}
+        released, private = numbers(line["answer"]), numbers(exact)
+        assert not np.isin(released, private).any()
+        assert not np.isin(np.abs(released), np.abs([*x.ravel(), *x.sum(axis=0)])).any()
+    assert len((tmp_path / "log").read_text().splitlines()) == len(REQUESTS)
+
+
+def test_an_answer_that_cannot_be_written_down_is_not_given(tmp_path):
+    owner = owner_of(*records(0), journal=tmp_path / "nowhere" / "log")
+    with pytest.raises(FileNotFoundError):
+        owner.answer("ratio", REQUESTS["ratio"])
+    assert used(owner)["ratio"] == 1
+
+
+# -- what it adds up to -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def three():
+    data = [records(k, n=1000) for k in range(3)]
+    owners = [owner_of(*some, epsilon=1e4, rounds=8, ratios=0) for some in data]
+    x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
+    return owners, x, y, find_surrogate(asking(owners), prior())
+
+
+def pooled(x, y):
+    """Mode and covariance of the posterior of all records."""
+    mode = minimize(
+        lambda b: np.sum(np.logaddexp(0, x @ b) - y * (x @ b)) + b @ b / 8, np.zeros(x.shape[1])
+    ).x
+    p = 1 / (1 + np.exp(-x @ mode))
+    return mode, np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x + np.eye(x.shape[1]) / 4)
+
+
+def test_surrogate_is_the_pooled_posterior_at_a_large_epsilon(three):
+    _, x, y, found = three
+    mode, covariance = pooled(x, y)
+    sds = np.sqrt(np.diag(covariance))
+    assert found.tilt < 0.02
+    # Its own noise, and what a second-order model leaves out.
+    np.testing.assert_allclose((found.center - mode) / sds, 0, atol=4 * found.tilt + 0.02)
+    np.testing.assert_allclose(
+        found.root @ found.root.T / np.outer(sds, sds), covariance / np.outer(sds, sds), atol=0.03
+    )
+    assert abs(found.clipped) < 5 * found.clipped_sd + 0.005
+
+
+def test_surrogate_samples_like_the_pooled_model(three, quiet):
+    _, x, y, found = three
+    mode, covariance = pooled(x, y)
+    idata = pm.sample(
+        1000, tune=500, chains=1, model=found.model(prior()), random_seed=3, compile_kwargs=FAST, **quiet
+    )  # fmt: skip
+    draws = idata["posterior"]["beta"].values[0]
+    batches = draws.reshape(20, 50, D).mean(axis=1)
+    mcse = batches.std(axis=0, ddof=1) / math.sqrt(20)
+    np.testing.assert_array_less(
+        np.abs(draws.mean(axis=0) - mode),
+        4.5 * mcse + (2 * found.tilt + 0.02) * covariance.diagonal() ** 0.5,
+    )
+
+
+def test_surrogate_of_another_model_is_refused(three):
+    with pm.Model() as other:
+        pm.Normal("beta", 0, 2, shape=D + 1)
+    with pytest.raises(dp.PrivacyError, match="does not have the parameters"):
+        three[3].model(other)
+    with pytest.raises(dp.PrivacyError, match="does not have the parameters"):
+        find_surrogate(asking(three[0]), other)
+    with pytest.raises(dp.PrivacyError, match="or no more"):  # they have answered all
+        find_surrogate(asking(three[0]), prior())
+
+
+def test_surrogate_with_noise_is_as_far_off_as_its_tilt_says():
+    """Four runs of three owners: z-scores of all centers, noise included, are standard normal."""
+    data = [records(k, n=1000) for k in range(3)]
+    mode, covariance = pooled(*(np.concatenate(parts) for parts in zip(*data, strict=True)))
+    root = np.linalg.cholesky(np.linalg.inv(covariance)).T
+    squares, tilts = [], []
+    for seed in range(4):
+        owners = [
+            owner_of(*some, epsilon=4.0, rounds=6, ratios=0, noise=dp.InsecureSeededNoise(100 * seed + k))
+            for k, some in enumerate(data)
+        ]  # fmt: skip
+        found = find_surrogate(asking(owners), prior())
+        squares.append(np.sum((root @ (found.center - mode) / found.tilt) ** 2))
+        tilts.append(found.tilt)
+    assert 0.1 < np.mean(tilts) < 1
+    # The noise in the curvature matters where the gradient is not 0: about a tenth more.
+    assert chi2.ppf(1e-4, 4 * D) < np.sum(squares) < 1.3 * chi2.ppf(1 - 1e-4, 4 * D)
+
+
+def test_a_rare_covariate_counts():
+    """Gradients of 0.5 % of the records stand apart, and must not be clipped away."""
+    data = []
+    for k in range(3):
+        rng = np.random.default_rng(20 + k)
+        x = np.column_stack([rng.normal(size=3000), rng.random(3000) < 0.005])
+        data.append((x, (rng.random(3000) < 1 / (1 + np.exp(-x @ [0.6, 1.0]))).astype(np.int64)))
+    owners = [owner_of(*some, epsilon=1e3, rounds=8, ratios=0) for some in data]
+    found = find_surrogate(asking(owners), prior())
+    x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
+    assert 30 < x[:, 1].sum() < 60
+    mode, covariance = pooled(x, y)
+    sds = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((found.center - mode) / sds, 0, atol=4 * found.tilt + 0.1)
+    np.testing.assert_allclose(np.diag(found.root @ found.root.T) / sds**2, 1, atol=0.15)
+
+
+def test_clipping_is_said_and_too_much_refused(caplog):
+    def claiming(share):
+        owner = owner_of(*records(0, n=1000), noise=NoNoise(0))
+
+        def ask(kind, request):
+            answer = owner.answer(kind, request)
+            if kind == "anchor":
+                answer["clipped"] = np.full(2, 1000 * share - 500)
+            if kind == "offer":  # as if with little noise
+                answer["anchor"][3] = 1e-3
+            return [answer]
+
+        return ask
+
+    with caplog.at_level(logging.WARNING, "pymc.dp"):
+        found = find_surrogate(claiming(0.02), prior())
+    assert found.clipped == pytest.approx(0.02)
+    assert "2 % of all units were clipped" in caplog.text
+    with pytest.raises(dp.PrivacyError, match="20% of all units would have to be clipped"):
+        find_surrogate(claiming(0.2), prior())
+
+
+@pytest.mark.parametrize("wrong", [None, np.nan, "shape"], ids=str)
+def test_an_answer_that_is_none_is_refused(wrong):
+    owner = owner_of(*records(0), noise=NoNoise(0))
+
+    def ask(kind, request):
+        answer = dict(owner.answer(kind, request))
+        if kind == "search":
+            g = answer.pop("gradient")
+            if wrong is not None:
+                answer["gradient"] = np.ones(D + 1) if wrong == "shape" else g * wrong
+        return [answer]
+
+    with pytest.raises(dp.PrivacyError, match="Owner 1 of 1 gave no 'gradient'"):
+        find_surrogate(ask, prior())
+
+
+def test_the_noise_of_the_sum_is_that_of_all_owners():
+    owners = [owner_of(*records(k), epsilon=e) for k, e in enumerate([0.5, 1.0, 4.0])]
+    offers = Offers(asking(owners), prior())
+    zs = [owner.answer("offer", {})["ratio"][1] for owner in owners]
+    assert offers.multiplier("ratio") == pytest.approx(math.sqrt(sum(z**2 for z in zs)))
+    assert offers.n_units == 450
+    with pytest.raises(dp.PrivacyError, match="No owner"):
+        Offers(lambda kind, request: [], prior())
+
+
+# -- a chain ----------------------------------------------------------------------------------------
+
+
+def skewed_prior():
+    with pm.Model() as model:
+        pm.Gumbel("a", 0.5, 1.5)
+    return model
+
+
+def test_the_pooled_posterior_is_invariant_with_noise_on(quiet):
+    """Ratios are at most |θ' − θ|, so nothing is clipped; the posterior is skewed, and known by summation."""
+    iterations = 6000
+    y = np.array([1, 1, 1, 0, 1, 1, 1, 1, 1])
+    owners = []
+    for part in np.split(y, 3):
+        model = skewed_prior()
+        with model:
+            pm.Bernoulli("y", logit_p=model["a"] * pm.Data("x", np.ones(3)), observed=part)
+        owners.append(Owner(epsilon=1e4, rounds=0, ratios=iterations, model=model))
+    a = np.linspace(-6, 25, 20001)
+    z = (a - 0.5) / 1.5
+    density = np.exp(y.sum() * a - len(y) * np.logaddexp(0, a) - z - np.exp(-z))
+    density /= density.sum()
+    mean = density @ a
+    skewness = density @ (a - mean) ** 3 / (density @ (a - mean) ** 2) ** 1.5
+    assert skewness > 0.5
+
+    coordinator = skewed_prior()
+    step = FederatedPenalty(asking(owners), clip=1.0, scale=0.9, model=coordinator)
+    assert 0.3 < 2 * 0.9 * step._z < 3  # noise that would matter if it were not corrected for
+    idata = pm.sample(
+        iterations, tune=0, chains=1, step=step, model=coordinator, random_seed=5,
+        initvals={"a": mean}, **quiet,
+    )  # fmt: skip
+    draws = idata["posterior"]["a"].values[0]
+    for f in (lambda a: a, lambda a: a**2, lambda a: a > mean, lambda a: np.exp(-a)):
+        batches = f(draws).reshape(20, -1).mean(axis=1)
+        assert abs(batches.mean() - density @ f(a)) < 4.5 * batches.std(ddof=1) / math.sqrt(20)
+    with pytest.raises(dp.PrivacyBudgetExceeded):
+        pm.sample(1, tune=0, chains=1, step=step, model=coordinator, **quiet)
+
+
+def test_a_chain_needs_owners_who_agreed_to_it():
+    owner = owner_of(*records(0), ratios=0)
+    with pytest.raises(dp.PrivacyError, match="answers no 'ratio' requests"):
+        FederatedPenalty(asking([owner]), clip=1.0, model=prior())
+    owner = owner_of(*records(0))
+    for wrong in ({"clip": 0.0}, {"clip": 1.0, "scale": -1.0}, {"clip": 1.0, "root": np.eye(3)}):
+        with pytest.raises(dp.PrivacyConfigurationError):
+            FederatedPenalty(asking([owner]), model=prior(), **wrong)
+    with pytest.raises(dp.PrivacyError, match="does not have the parameters"):
+        FederatedPenalty(asking([owner]), clip=1.0, model=skewed_prior())
