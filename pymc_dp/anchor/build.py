@@ -17,13 +17,13 @@ from pymc_dp.privacy.purse import Purse
 # Shares of the anchor's purse. What a part leaves over goes to the anchor's gradient and Hessian.
 # At most _MODE for all steps towards the mode: _FIRST_STEP for the first, _LAST_STEP for the last, and
 # for those between what the noise in the first makes necessary.
-_MODE, _FIRST_STEP, _LAST_STEP = 0.35, 0.012, 0.15
+_MODE, _FIRST_STEP, _LAST_STEP = 0.38, 0.012, 0.15
 _SMALLEST_STEP, _LARGEST_STEP = 0.003, 0.06
 _CURVATURE = 0.05
-_GRADIENT_SIZES, _HISTOGRAM = 0.04, 0.015
-_HESSIAN_OF_REST = 0.25
-# Hessians up to this quantile of their sizes are not clipped.
-_HESSIANS_KEPT = 0.998
+_GRADIENT_SIZES, _HISTOGRAM, _SEARCH_HISTOGRAM = 0.04, 0.025, 0.007
+_HESSIAN_OF_REST, _CHECK = 0.25, 0.04
+# Up to these quantiles of their sizes, gradients in the search and Hessians of the anchor are not clipped.
+_GRADIENTS_KEPT, _HESSIANS_KEPT = 0.95, 0.998
 
 # A second-order anchor is worth it while the noise of its Hessian is below this at a typical point.
 _LARGEST_HESSIAN_NOISE = 0.8
@@ -97,7 +97,7 @@ class _Builder:
         tell("searching for the mode")
         theta0, W, rounds = self._find_mode(start)
         tell("measuring the curvature")
-        M, sd = self._noisy_curvature(theta0, W, _CURVATURE, share_of_histogram=0.2)
+        M, sd = self._noisy_curvature(theta0, W, _CURVATURE, _HISTOGRAM)
         P = floored(M + self._prior_precision(theta0, W), max(0.25, 0.5 * sd * math.sqrt(d)))
         W = W @ inverse_root(P)
         L0 = self._prior_precision(theta0, W)
@@ -105,22 +105,25 @@ class _Builder:
 
         tell("choosing clipping bounds")
         sizes = self._histogram(map(norms, self._expansion.gradients(theta0, W)), _GRADIENT_SIZES)
-        b = self._gradient_bound(sizes, d, share=0.5)
+        b = balanced_bound(sizes, d, self._purse.multiplier(0.5))
         hessian_sizes = self._histogram(map(norms, self._expansion.hessians(theta0, W)))
-        C_H = 1.05 * hessian_sizes.quantile(_HESSIANS_KEPT)
+        C_H = max(
+            1.05 * hessian_sizes.quantile(_HESSIANS_KEPT),
+            balanced_bound(hessian_sizes, 2 * d, self._purse.multiplier(0.13)),
+        )
         hessian_noise = noise_sd(C_H, self._purse.multiplier(0.13)) * math.sqrt(2 * d)
         order = 2 if hessian_noise <= _LARGEST_HESSIAN_NOISE else 1
         first = Anchor(
             theta0=theta0, W=W, order=order, gradient=np.zeros(d), curvature=A, gradient_clip=b,
             hessian_clip=C_H, tilt=0.0, residual_clip=1.0, clipped_share=math.nan,
             clipped_share_sd=math.nan, sigma=math.nan, mean=np.zeros(d), precision=np.eye(d),
-            prior_precision=L0, rounds=rounds,
+            prior_precision=L0, rounds=rounds, surprise=math.nan,
         )  # fmt: skip
         residuals = Residuals(self._expansion, first)
         residual_sizes = self._histogram(self._probe(first, residuals))
 
         tell("measuring the gradient")
-        rest = 1 - self._purse.spent - _CLIPPED
+        rest = 1 - self._purse.spent - _CLIPPED - _CHECK
         gradient, tilt = self._noisy_gradient(
             theta0, W, b, (1 - _HESSIAN_OF_REST) * rest if order == 2 else rest
         )
@@ -131,9 +134,15 @@ class _Builder:
             curvature = floored(M + L0, 0.2) - L0
         precision = curvature + L0
         mean = np.asarray(np.linalg.solve(precision, gradient + prior_slope), np.float64)
+        tell("checking the gradient at the mode that it predicts")
+        there = theta0 + W @ mean
+        slope, sd = self._noisy_gradient(there, W, b, _CHECK)
+        slope += W.T @ self._log_public.gradient(there)
+        expected = math.sqrt(d) * math.hypot(sd, tilt)
         released = replace(
-            first, gradient=gradient, curvature=curvature, tilt=tilt, mean=mean, precision=precision
-        )
+            first, gradient=gradient, curvature=curvature, tilt=tilt, mean=mean, precision=precision,
+            surprise=float(np.linalg.norm(slope)) / expected if expected > 0 else 0.0,
+        )  # fmt: skip
         tell("counting what is clipped")
         return self._bound_residuals(released, residuals, residual_sizes)
 
@@ -176,10 +185,10 @@ class _Builder:
         W, share, rounds = np.eye(d), _FIRST_STEP, 0
         # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
         trust, predicted, travelled = 0.5 * root_n, np.zeros(d), math.inf
-        spent_before, last = self._purse.spent, False
+        spent_before, last, looks = self._purse.spent, False, 2 * _SEARCH_HISTOGRAM
         while True:
             if last:
-                share = min(_LAST_STEP, _MODE - (self._purse.spent - spent_before))
+                share = min(_LAST_STEP, _MODE - (self._purse.spent - spent_before) - looks)
             s, sd, P = self._newton_equation(theta, W, share)
             surprise = max(0.0, float(np.linalg.norm(s - predicted)) - 2 * sd * math.sqrt(d))
             if rounds and surprise < 0.25 * travelled:
@@ -208,20 +217,24 @@ class _Builder:
             share = float(np.clip(share * (error / tolerable) ** 2, _SMALLEST_STEP, _LARGEST_STEP))
             close = min(2 * min(max(error, 0.25), 3.0) * math.sqrt(d), 0.35 * root_n)
             spent = self._purse.spent - spent_before
-            last = (rounds >= 3 and length < close) or spent + share > _MODE - _LAST_STEP
+            last = (
+                rounds >= 3 and length < close
+            ) or spent + share + 2 * looks > _MODE - _LAST_STEP
 
     def _newton_equation(
         self, theta: Vector, W: Vector, share: float
     ) -> tuple[Vector, float, Vector]:
         """Noisy gradient of the log posterior in u, its noise's sd, and minus its noisy Hessian."""
-        d, histogram = len(theta), 0.06 * share
+        d = len(theta)
         sizes = self._histogram(
-            map(norms, self._expansion.gradients(theta, W)), histogram, bins_per_octave=1
+            map(norms, self._expansion.gradients(theta, W)), _SEARCH_HISTOGRAM, bins_per_octave=1
         )
-        for_gradient = 0.65 * (share - 2 * histogram)
-        s, sd = self._noisy_gradient(theta, W, 1.05 * sizes.quantile(0.95), for_gradient)
-        for_curvature = share - histogram - for_gradient
-        M, sd_M = self._noisy_curvature(theta, W, for_curvature, histogram / for_curvature)
+        for_gradient = 0.65 * share
+        # Long gradients may be clipped here, for less noise. But clipped Hessians of a small group of records
+        # would make every step too long in its direction.
+        b = 1.05 * sizes.quantile(_GRADIENTS_KEPT)
+        s, sd = self._noisy_gradient(theta, W, b, for_gradient)
+        M, sd_M = self._noisy_curvature(theta, W, share - for_gradient, _SEARCH_HISTOGRAM)
         P = M + self._prior_precision(theta, W)
         P = floored(P, max(sd_M * math.sqrt(d), 0.02 * float(np.trace(P)) / d, 1e-8))
         return s + W.T @ self._log_public.gradient(theta), sd, P
@@ -263,28 +276,19 @@ class _Builder:
         return -as_matrix(packed, d), sd
 
     def _noisy_curvature(
-        self, theta: Vector, W: Vector, share: float, share_of_histogram: float
+        self, theta: Vector, W: Vector, share: float, histogram: float
     ) -> tuple[Vector, float]:
         """As :meth:`_noisy_hessian`, with a bound from a histogram of its own."""
         sizes = self._histogram(
-            map(norms, self._expansion.hessians(theta, W)), share_of_histogram * share,
-            bins_per_octave=1,
-        )  # fmt: skip
-        return self._noisy_hessian(
-            theta, W, 1.05 * sizes.quantile(0.95), (1 - share_of_histogram) * share
+            map(norms, self._expansion.hessians(theta, W)), histogram, bins_per_octave=1
         )
+        C = balanced_bound(sizes, 2 * len(theta), self._purse.multiplier(share))
+        return self._noisy_hessian(theta, W, C, share)
 
     # -- public arithmetic on releases --------------------------------------------------------
 
     def _prior_precision(self, theta: Vector, W: Vector) -> Vector:
         return -W.T @ self._log_public.hessian(theta) @ W
-
-    def _gradient_bound(self, sizes: PrivateHistogram, d: int, share: float) -> float:
-        """The bound that balances the noise it costs against the bias of what it clips."""
-        z = self._purse.multiplier(share)
-        candidates = np.geomspace(sizes.quantile(0.5) / 2, sizes.largest, 100)
-        costs = [d * noise_sd(b, z) ** 2 + sizes.excess(b) ** 2 for b in candidates]
-        return float(candidates[int(np.argmin(costs))])
 
     def _probe(self, anchor: Anchor, residuals: Residuals) -> Iterator[Vector]:
         """Units' residual ratios between public pairs of points, over the bound's shape."""
@@ -297,3 +301,22 @@ class _Builder:
                 ratios = residuals(new) - residuals(u)
                 sizes[k::_PROBES] = np.abs(ratios[k::_PROBES]) / anchor.bound(u, new)
         yield sizes
+
+
+def balanced_bound(sizes: PrivateHistogram, dimension: int, noise_multiplier: float) -> float:
+    """The bound for a sum of vectors that balances the noise it costs against the bias of what it clips.
+
+    Parameters
+    ----------
+    sizes : PrivateHistogram
+        Of the units' vectors.
+    dimension : int
+        Their length.
+    noise_multiplier : float
+        z of the sum that will be released with this bound.
+    """
+    candidates = np.geomspace(sizes.quantile(0.5) / 2, sizes.largest, 100)
+    costs = [
+        dimension * noise_sd(b, noise_multiplier) ** 2 + sizes.excess(b) ** 2 for b in candidates
+    ]
+    return float(candidates[int(np.argmin(costs))])

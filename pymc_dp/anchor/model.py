@@ -49,6 +49,9 @@ class Anchor:
         :math:`W^\top \Lambda W`, Λ of the prior at θ₀.
     rounds : int
         Newton steps that found θ₀.
+    surprise : float
+        Length of the log posterior's gradient at the anchor's own mode, where it should be 0, beside what
+        noise explains: about 1 if all is well.
     """
 
     theta0: Vector
@@ -67,6 +70,7 @@ class Anchor:
     precision: Vector
     prior_precision: Vector
     rounds: int
+    surprise: float
 
     def to_theta(self, u: Vector) -> Vector:
         """θ₀ + W u."""

@@ -17,10 +17,12 @@ _LOWEST, _HIGHEST = -60, 30
 # Counts are noised on a grid this fine, where discrete and continuous Gaussian are alike.
 _GRID = 2**24
 
-# In standard deviations of the noise: a bin next to others is kept while its count exceeds the first.
+# In standard deviations of the noise: bins next to others are kept while what lies beyond exceeds the
+# first; three octaves count together, as a small group of records can be spread over several bins.
 # Sizes may be few and far between (two groups of records, say), so a bin beyond a gap is kept above
 # the second, which noise alone hardly reaches in any of all the bins.
 _SIGNIFICANT, _ON_ITS_OWN = 2.0, 4.5
+_OCTAVES_TOGETHER = 3
 
 
 class PrivateHistogram:
@@ -70,7 +72,7 @@ class PrivateHistogram:
 
     def _read(self, counts: NDArray[np.float64], sd: float, bins_per_octave: int) -> None:
         self._sd = sd
-        self._first, self._counts = _significant_range(counts, sd)
+        self._first, self._counts = _significant_range(counts, sd, bins_per_octave)
         self._edges = 2.0 ** (np.arange(len(counts) + 1) / bins_per_octave + _LOWEST)
 
     def quantile(self, p: float) -> float:
@@ -139,13 +141,18 @@ def bin_counts(sizes: NDArray[np.float64], bins_per_octave: int) -> NDArray[np.i
     return np.bincount(place, minlength=bins)
 
 
-def _significant_range(counts: NDArray[np.float64], sd: float) -> tuple[int, NDArray[np.float64]]:
+def _significant_range(
+    counts: NDArray[np.float64], sd: float, bins_per_octave: int
+) -> tuple[int, NDArray[np.float64]]:
     """The bins from the first to the last that stand out; each holds one unit at least."""
     seen = np.flatnonzero(counts > _ON_ITS_OWN * sd)
     if len(seen) == 0:
         seen = np.array([np.argmax(counts)])
     first, last = int(seen[0]), int(seen[-1])
-    while last + 1 < len(counts) and counts[last + 1] > _SIGNIFICANT * sd:
+    while last + 1 < len(counts):
+        beyond = counts[last + 1 : last + 1 + _OCTAVES_TOGETHER * bins_per_octave]
+        if not beyond.sum() > _SIGNIFICANT * sd * math.sqrt(len(beyond)):
+            break
         last += 1
     while first > 0 and counts[first - 1] > _SIGNIFICANT * sd:
         first -= 1

@@ -23,6 +23,7 @@ MEANING = {
     "tilt": "how far the noise may have moved the draws, in posterior standard deviations",
     "rounds": "steps of the search for the posterior",
     "distance_to_mode": "from where the preparation ended to the mode, in posterior standard deviations",
+    "surprise": "disagreement of the preparation with itself, beside what noise explains; about 1 is fine",
     "typical_noise_sd": "noise in the logarithm of a typical acceptance ratio",
     "expected_acceptance": "share of moves that this noise alone would accept",
     "clipped_share": "share of units cut down to their bound; noisy, so it can be negative",

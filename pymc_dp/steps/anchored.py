@@ -62,6 +62,8 @@ _SHORT_AUTOREGRESSIVE = 0.15
 _RADIUS = 10.0
 # Shares of units that are clipped in a typical move: draws get doubtful, and worthless.
 _CLIPPED_WARNING, _CLIPPED_REFUSAL = 0.01, 0.10
+# Likewise how far the anchor disagrees with itself, in standard deviations.
+_SURPRISE_WARNING, _SURPRISE_REFUSAL = 3.0, 5.0
 
 
 _NOT_ARRIVED = "The private search for the posterior's mode did not arrive"
@@ -297,6 +299,23 @@ class DPAnchored(PrivateStep):
                     "transform them, so that no group of records stands far out)"
                 )
             )
+        # Without other causes the surprise is about 1 ± 1/√(2d), the spread of a χ distribution.
+        surprise = (anchor.surprise - 1) * math.sqrt(2) * root_d
+        if surprise > _SURPRISE_REFUSAL:
+            raise PrivacyError(
+                self._failure(
+                    f"The anchor contradicts itself: at its own mode the gradient is {anchor.surprise:.1f} "
+                    "times as long as noise explains. A small group of records that alone determines a "
+                    "parameter (a rare category) can cause this, or a strongly curved posterior"
+                )
+            )
+        if surprise > _SURPRISE_WARNING:
+            _log.warning(
+                "At the anchor's own mode the gradient is %.1f times as long as noise explains: some "
+                "parameters may be further off than their intervals say, those that few records determine "
+                "first of all. A larger `epsilon`, or fewer such parameters, would help.",
+                anchor.surprise,
+            )
         if clipped > _CLIPPED_WARNING:
             _log.warning(
                 "At least %.1f %% of the records are clipped in a typical move: the draws may be off by "
@@ -339,6 +358,7 @@ class DPAnchored(PrivateStep):
             "order": anchor.order,
             "rounds": anchor.rounds,
             "distance_to_mode": float(np.linalg.norm(anchor.mean)),
+            "surprise": anchor.surprise,
             "typical_noise_sd": anchor.sigma,
             "expected_acceptance": 2 * float(ndtr(-anchor.sigma / 2)),
             "clipped_share": anchor.clipped_share,

@@ -47,6 +47,18 @@ def test_groups_of_sizes_beyond_a_gap_are_seen_and_noise_is_not():
         assert h.excess(0.2) == pytest.approx(2_000 * 2.8, rel=0.3)
 
 
+def test_a_small_group_spread_over_bins_is_seen():
+    """None of its bins stands out, all of them together do."""
+    rng = np.random.default_rng(5)
+    seen = []
+    for seed in range(20):
+        group = 2.0 ** rng.uniform(1, 4, size=300)
+        sizes = np.concatenate([rng.uniform(0.5, 2.0, size=20_000), group])
+        seen.append(histogram([sizes], z=18.0, seed=seed).largest)
+    assert np.mean(np.array(seen) >= 8) > 0.6  # bin by bin it was 0.05
+    assert max(seen) < 64
+
+
 def test_a_substituted_unit_moves_the_counts_by_root_two_at_most():
     rng = np.random.default_rng(2)
     odd = [0.0, np.nan, np.inf, -np.inf, -1.0, 1e300, 1e-300, 2.0**30, 2.0**-60]

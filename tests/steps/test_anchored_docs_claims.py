@@ -21,12 +21,16 @@ PAGE = " ".join(
     [
         f"At most {build._MODE:g}: {build._FIRST_STEP:g} for the first step, {build._LAST_STEP:g} for the "
         f"last, between {build._SMALLEST_STEP:g} and {build._LARGEST_STEP:g} for each other",
-        f"W P^{{-1/2}}$. ({build._CURVATURE:g})",
-        f"of $|g_i|$ ({build._GRADIENT_SIZES:g}), of $|H_i|_F$ and of residuals, see step 6 "
+        f"W P^{{-1/2}}$. ({build._CURVATURE:g}, and {build._HISTOGRAM:g} for its histogram)",
+        f"of $|g_i|$ ({build._GRADIENT_SIZES:g}), of $|H_i|_F$ and of residuals, see step 7 "
         f"({build._HISTOGRAM:g} each)",
         f"1.05 times the {100 * build._HESSIANS_KEPT:g} % quantile",
         rf"2 C_H z \sqrt{{2d}} \le {build._LARGEST_HESSIAN_NOISE:g}",
         f"{100 * (1 - build._HESSIAN_OF_REST):g} % of what is left at order 2",
+        f"{build._SEARCH_HISTOGRAM:g} for each of the histograms",
+        f"its own noise $s_c$ ({build._CHECK:g})",
+        f"above $1 + {anchored._SURPRISE_WARNING:g}/\\sqrt{{2d}}$",
+        f"above $1 + {anchored._SURPRISE_REFUSAL:g}/\\sqrt{{2d}}$",
         f"less noise than $\\sigma_1 = {build._LEAST_SIGMA:g}$",
         f"surely above {100 * build._TOLERATED:g} %, $c$ is widened to $\\sigma_1 = "
         f"{build._LARGEST_SIGMA:g}$",
