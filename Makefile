@@ -44,6 +44,7 @@ benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/gibbs_mixing.py
 	$(BIN)/python benchmarks/gibbs_coverage.py
 	$(BIN)/python benchmarks/anchored_mmd.py
+	$(BIN)/python benchmarks/federated.py
 	$(BIN)/python benchmarks/anchored_coverage.py
 	$(BIN)/python benchmarks/anchored_cost.py
 	$(BIN)/python benchmarks/exponential_cost.py

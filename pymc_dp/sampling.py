@@ -115,6 +115,7 @@ def sample(
         "draws": draws, "tune": tune, "chains": chains, "epsilon": epsilon, "delta": delta,
         "ledger": ledger, "unit": unit, "model": model, **for_step,
     }  # fmt: skip
+    _log.info("Checking and compiling the model. Nothing is spent on that.")
     built = _default_step(common) if step is None else step(**common)
     _log.info(str(plan(built)))
     if for_step.get("shards") is not None and for_host.setdefault("cores", 1) != 1:

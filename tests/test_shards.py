@@ -369,6 +369,11 @@ def test_what_shards_cannot_do_is_refused(client):
         step_on(nameless, shards=shards)
 
 
+def test_shards_are_shards():
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"must be a pymc_dp\.Shards"):
+        step_on(stand_in(), shards=object())
+
+
 @pytest.mark.parametrize("copied", ["by pickle", "by fork"])
 def test_parallel_chains_are_refused_before_they_cost_anything(client, copied):
     ledger = dp.PrivacyLedger(epsilon=2.0, delta=1e-5)

@@ -138,6 +138,10 @@ class PrivateStep(BlockedStep):
         chunk_size = None if chunk_size is None else whole("chunk_size", chunk_size, 1)
         self._noise: NoiseSource = SecureNoise() if noise is None else noise
         self._check_budget(epsilon, noise_multiplier)
+        if shards is not None and not isinstance(shards, Shards):
+            raise PrivacyConfigurationError(
+                f"`shards` must be a pymc_dp.Shards. Found {type(shards).__name__}."
+            )
         in_model = find_roles(self.model, unit, public)
         self._shards = shards
         self._roles = in_model if shards is None else shards.roles(self.model, in_model)
