@@ -240,7 +240,7 @@ def test_a_record_that_is_not_clipped_is_caught(which, monkeypatch):
     def add(terms, bound, total):
         total += np.trunc(terms / bound * RESOLUTION).reshape(len(terms), -1).sum(0).astype(int)
 
-    monkeypatch.setattr("pymc_dp.privacy.noisy_sum.add_clipped", add)
+    monkeypatch.setattr("pymc_dp.privacy.clipping.add_clipped", add)
     assert audited(which, runs=300).violated
 
 

@@ -204,7 +204,9 @@ MADE_UP = {"X": np.random.default_rng(7).normal(size=(N, 2))}
 
 
 def model_of(x, y, *, wrapped=True, prior_sd=1.0):
-    with pm.Model(coords={"term": ["a", "b"], "patient": [f"p{v}" for v in y]}) as model:
+    with pm.Model(
+        coords={"term": ["a", "b"], "patient": [f"p{i}-{v}" for i, v in enumerate(y)]}
+    ) as model:
         beta = pm.Normal("beta", 0, prior_sd, dims="term")
         X = pm.Data("X", x, dims=("patient", "term"))
         observed = pm.Data("y_data", y, dims="patient") if wrapped else y
