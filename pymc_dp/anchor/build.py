@@ -22,8 +22,10 @@ _SMALLEST_STEP, _LARGEST_STEP = 0.003, 0.06
 _CURVATURE = 0.05
 _GRADIENT_SIZES, _HISTOGRAM, _SEARCH_HISTOGRAM = 0.04, 0.025, 0.007
 _HESSIAN_OF_REST, _CHECK = 0.25, 0.04
-# Up to these quantiles of their sizes, gradients in the search and Hessians of the anchor are not clipped.
-_GRADIENTS_KEPT, _HESSIANS_KEPT = 0.95, 0.998
+# A gradient this long, in posterior standard deviations per parameter, the chain makes good.
+_HARMLESS = 0.3
+# Up to these quantiles of their sizes, terms of the search and Hessians of the anchor are not clipped.
+_SEARCH_KEPT, _HESSIANS_KEPT = 0.95, 0.998
 
 # A second-order anchor is worth it while the noise of its Hessian is below this at a typical point.
 _LARGEST_HESSIAN_NOISE = 0.8
@@ -130,15 +132,16 @@ class _Builder:
         prior_slope = W.T @ self._log_public.gradient(theta0)
         curvature = A
         if order == 2:
-            M, _ = self._noisy_hessian(theta0, W, C_H, _HESSIAN_OF_REST * rest)
+            M, sd = self._noisy_hessian(theta0, W, C_H, _HESSIAN_OF_REST * rest)
             curvature = floored(M + L0, 0.2) - L0
         precision = curvature + L0
         mean = np.asarray(np.linalg.solve(precision, gradient + prior_slope), np.float64)
         tell("checking the gradient at the mode that it predicts")
         there = theta0 + W @ mean
-        slope, sd = self._noisy_gradient(there, W, b, _CHECK)
+        slope, sd_slope = self._noisy_gradient(there, W, b, _CHECK)
         slope += W.T @ self._log_public.gradient(there)
-        expected = math.sqrt(d) * math.hypot(sd, tilt)
+        by_curvature = sd * float(np.linalg.norm(mean))
+        expected = math.sqrt(d) * math.hypot(sd_slope, tilt, by_curvature, _HARMLESS)
         released = replace(
             first, gradient=gradient, curvature=curvature, tilt=tilt, mean=mean, precision=precision,
             surprise=float(np.linalg.norm(slope)) / expected if expected > 0 else 0.0,
@@ -232,7 +235,7 @@ class _Builder:
         for_gradient = 0.65 * share
         # Long gradients may be clipped here, for less noise. But clipped Hessians of a small group of records
         # would make every step too long in its direction.
-        b = 1.05 * sizes.quantile(_GRADIENTS_KEPT)
+        b = 1.05 * sizes.quantile(_SEARCH_KEPT)
         s, sd = self._noisy_gradient(theta, W, b, for_gradient)
         M, sd_M = self._noisy_curvature(theta, W, share - for_gradient, _SEARCH_HISTOGRAM)
         P = M + self._prior_precision(theta, W)
@@ -282,7 +285,11 @@ class _Builder:
         sizes = self._histogram(
             map(norms, self._expansion.hessians(theta, W)), histogram, bins_per_octave=1
         )
-        C = balanced_bound(sizes, 2 * len(theta), self._purse.multiplier(share))
+        # The quantile is interpolated within its bin, where all units may be; the balance takes its middle.
+        C = max(
+            1.05 * sizes.quantile(_SEARCH_KEPT),
+            balanced_bound(sizes, 2 * len(theta), self._purse.multiplier(share)),
+        )
         return self._noisy_hessian(theta, W, C, share)
 
     # -- public arithmetic on releases --------------------------------------------------------
