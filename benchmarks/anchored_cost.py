@@ -18,7 +18,7 @@ import pymc_dp as dp
 from pymc_dp.compat import CHAIN_START
 
 MODELS = {
-    "banana, d = 2": lambda: banana(100_000, 2, 20.0).model,
+    "Gaussian, d = 2": lambda: banana(100_000, 2, 0.0).model,
     "logistic, d = 5": lambda: logistic(100_000, 5),
     "logistic, d = 20": lambda: logistic(100_000, 20),
 }

@@ -317,6 +317,8 @@ def test_a_copy_cannot_answer_again(monkeypatch):
         {"rounds": -1},
         {"ratios": 2.5},
         {"ratio_share": 0.0},
+        {"ledger": "owner.ledger"},
+        {"chunk_size": 0},
         {"ratio_share": 1.0},
         {"epsilon": math.inf},
         {"epsilon": 0.0},

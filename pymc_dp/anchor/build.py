@@ -8,6 +8,7 @@ import numpy as np
 
 from pymc_dp.anchor.matrices import Vector, as_matrix, floored, inverse_root, norms
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
+from pymc_dp.anchor.search import NewtonSearch, prior_precision
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.noise import NoiseSource
@@ -99,10 +100,12 @@ class _Builder:
         tell("searching for the mode")
         theta0, W, rounds = self._find_mode(start)
         tell("measuring the curvature")
-        M, sd = self._noisy_curvature(theta0, W, _CURVATURE, _HISTOGRAM)
-        P = floored(M + self._prior_precision(theta0, W), max(0.25, 0.5 * sd * math.sqrt(d)))
+        M, sd_A = self._noisy_curvature(theta0, W, _CURVATURE, _HISTOGRAM)
+        P = floored(
+            M + prior_precision(self._log_public, theta0, W), max(0.25, 0.5 * sd_A * math.sqrt(d))
+        )
         W = W @ inverse_root(P)
-        L0 = self._prior_precision(theta0, W)
+        L0 = prior_precision(self._log_public, theta0, W)
         A = np.eye(d) - L0
 
         tell("choosing clipping bounds")
@@ -132,7 +135,7 @@ class _Builder:
         prior_slope = W.T @ self._log_public.gradient(theta0)
         curvature = A
         if order == 2:
-            M, sd = self._noisy_hessian(theta0, W, C_H, _HESSIAN_OF_REST * rest)
+            M, sd_A = self._noisy_hessian(theta0, W, C_H, _HESSIAN_OF_REST * rest)
             curvature = floored(M + L0, 0.2) - L0
         precision = curvature + L0
         mean = np.asarray(np.linalg.solve(precision, gradient + prior_slope), np.float64)
@@ -140,7 +143,7 @@ class _Builder:
         there = theta0 + W @ mean
         slope, sd_slope = self._noisy_gradient(there, W, b, _CHECK)
         slope += W.T @ self._log_public.gradient(there)
-        by_curvature = sd * float(np.linalg.norm(mean))
+        by_curvature = sd_A * float(np.linalg.norm(mean))
         expected = math.sqrt(d) * math.hypot(sd_slope, tilt, by_curvature, _HARMLESS)
         released = replace(
             first, gradient=gradient, curvature=curvature, tilt=tilt, mean=mean, precision=precision,
@@ -184,51 +187,28 @@ class _Builder:
 
         Returns θ₀, W and the number of steps.
         """
-        d, root_n = len(theta), math.sqrt(self._n)
-        W, share, rounds = np.eye(d), _FIRST_STEP, 0
-        # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
-        trust, predicted, travelled = 0.5 * root_n, np.zeros(d), math.inf
+        d, root_n, share = len(theta), math.sqrt(self._n), _FIRST_STEP
+        search = NewtonSearch(theta, self._n, self._log_public)
         spent_before, last, looks = self._purse.spent, False, 2 * _SEARCH_HISTOGRAM
         while True:
             if last:
                 share = min(_LAST_STEP, _MODE - (self._purse.spent - spent_before) - looks)
-            s, sd, P = self._newton_equation(theta, W, share)
-            surprise = max(0.0, float(np.linalg.norm(s - predicted)) - 2 * sd * math.sqrt(d))
-            if rounds and surprise < 0.25 * travelled:
-                trust *= 8
-            elif rounds and surprise > 0.75 * travelled:
-                trust /= 4
-            step = np.linalg.solve(P, s)
-            length = math.sqrt(float(step @ P @ step))
-            travelled = min(length, trust)
-            self._tell(f"step {rounds + 1} towards the mode, about {length:.3g} sds away")
-            step *= travelled / length
-            root = inverse_root(P)
-            error = sd * math.sqrt(float(np.trace(np.linalg.inv(P))) / d)
-            predicted, W_next = root @ (s - P @ step), W @ root
-            moved = theta + W @ step
-            if math.isfinite(self._log_public(moved)):
-                theta = moved
-            else:
-                trust, travelled = trust / 4, math.inf
-            W, rounds = W_next, rounds + 1
+            search.step(*self._look(search.theta, search.W, share))
+            length, travelled, error = search.length, search.travelled, search.error
+            self._tell(f"step {search.rounds} towards the mode, about {length:.3g} sds away")
             if last:
-                return theta, W, rounds
+                return search.theta, search.W, search.rounds
             # From afar a rough direction will do; nearby, the place is wanted to a fraction of an sd.
             left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
             tolerable = max(0.7, 0.2 * left / math.sqrt(d))
             share = float(np.clip(share * (error / tolerable) ** 2, _SMALLEST_STEP, _LARGEST_STEP))
             close = min(2 * min(max(error, 0.25), 3.0) * math.sqrt(d), 0.35 * root_n)
             spent = self._purse.spent - spent_before
-            last = (
-                rounds >= 3 and length < close
-            ) or spent + share + 2 * looks > _MODE - _LAST_STEP
+            nearly_used_up = spent + share + 2 * looks > _MODE - _LAST_STEP
+            last = (search.rounds >= 3 and length < close) or nearly_used_up
 
-    def _newton_equation(
-        self, theta: Vector, W: Vector, share: float
-    ) -> tuple[Vector, float, Vector]:
-        """Noisy gradient of the log posterior in u, its noise's sd, and minus its noisy Hessian."""
-        d = len(theta)
+    def _look(self, theta: Vector, W: Vector, share: float) -> tuple[Vector, float, Vector, float]:
+        """Noisy gradient of the log-likelihood in u, minus its noisy Hessian, and the noise's sd in each."""
         sizes = self._histogram(
             map(norms, self._expansion.gradients(theta, W)), _SEARCH_HISTOGRAM, bins_per_octave=1
         )
@@ -236,11 +216,9 @@ class _Builder:
         # Long gradients may be clipped here, for less noise. But clipped Hessians of a small group of records
         # would make every step too long in its direction.
         b = 1.05 * sizes.quantile(_SEARCH_KEPT)
-        s, sd = self._noisy_gradient(theta, W, b, for_gradient)
+        gradient, sd = self._noisy_gradient(theta, W, b, for_gradient)
         M, sd_M = self._noisy_curvature(theta, W, share - for_gradient, _SEARCH_HISTOGRAM)
-        P = M + self._prior_precision(theta, W)
-        P = floored(P, max(sd_M * math.sqrt(d), 0.02 * float(np.trace(P)) / d, 1e-8))
-        return s + W.T @ self._log_public.gradient(theta), sd, P
+        return gradient, sd, M, sd_M
 
     # -- releases -----------------------------------------------------------------------------
 
@@ -292,10 +270,7 @@ class _Builder:
         )
         return self._noisy_hessian(theta, W, C, share)
 
-    # -- public arithmetic on releases --------------------------------------------------------
-
-    def _prior_precision(self, theta: Vector, W: Vector) -> Vector:
-        return -W.T @ self._log_public.hessian(theta) @ W
+    # -- what the residuals are -----------------------------------------------------------------
 
     def _probe(self, anchor: Anchor, residuals: Residuals) -> Iterator[Vector]:
         """Units' residual ratios between public pairs of points, over the bound's shape."""

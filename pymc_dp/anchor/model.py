@@ -193,9 +193,8 @@ class Expansion:
 class Residuals:
     r"""Units' residuals :math:`h_i(u)` of an anchor. Private: never leave the process, not pickled.
 
-    Units' terms of the anchor are kept as one row each, gradient and Hessian side by side, so that
-    one matrix-vector product evaluates all of them; in single precision, which is as fine as the grid
-    that their sums are released on. Where the Hessians are too many to keep (64 MiB),
+    Units' terms of the anchor are kept, one column of numbers for each entry of their gradients and Hessians;
+    in single precision, which is as fine as the grid that their sums are released on. Where the Hessians are too many to keep (64 MiB),
     second derivatives along the move are computed instead.
 
     Parameters

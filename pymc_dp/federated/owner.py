@@ -42,6 +42,7 @@ from pymc_dp.privacy.histogram import noisy_counts
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger, RunPlan
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_bound, check_multiplier, check_units, noisy_sum
+from pymc_dp.steps.settings import fraction, whole
 
 
 class Owner:
@@ -111,17 +112,20 @@ class Owner:
             raise PrivacyConfigurationError(
                 "PyTensor's floatX must be 'float64': sensitivities are proved for that."
             )
-        rounds, ratios = _count("rounds", rounds), _count("ratios", ratios)
+        rounds, ratios = whole("rounds", rounds, 0), whole("ratios", ratios, 0)
         if not rounds and not ratios:
             raise PrivacyConfigurationError("Nothing to answer: give `rounds`, `ratios`, or both.")
-        if not 0 < ratio_share < 1:
-            raise PrivacyConfigurationError(
-                f"`ratio_share` must lie between 0 and 1, both excluded. Found {ratio_share!r}."
-            )
+        ratio_share = fraction("ratio_share", ratio_share)
+        chunk_size = None if chunk_size is None else whole("chunk_size", chunk_size, 1)
         if math.isinf(check_epsilon(epsilon)):
             raise PrivacyConfigurationError("`epsilon` must be finite.")
         self._noise: NoiseSource = SecureNoise() if noise is None else noise
         self._secure = type(self._noise) is SecureNoise
+        if ledger is not None and not isinstance(ledger, PrivacyLedger):
+            raise PrivacyConfigurationError(
+                f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
+                "PrivacyLedger(path) opens the account in a file."
+            )
         if ledger is not None and not self._secure:
             raise PrivacyConfigurationError(
                 "A ledger accounts for real guarantees; insecure noise has none."
@@ -354,9 +358,3 @@ class Owner:
         }
         with self._journal.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise PrivacyConfigurationError(f"`{name}` must be a whole number. Found {value!r}.")
-    return int(value)

@@ -13,6 +13,7 @@ from pymc.model.fgraph import clone_model
 
 from pymc_dp.anchor.build import balanced_bound
 from pymc_dp.anchor.matrices import as_matrix, floored, inverse_root
+from pymc_dp.anchor.search import NewtonSearch, prior_precision
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.federated.agreement import (
     BINS_PER_OCTAVE,
@@ -176,49 +177,27 @@ class _Search:
 
     def run(self) -> Surrogate:
         """See :func:`find_surrogate`."""
-        theta = initial_theta(self._prior)
+        search = NewtonSearch(initial_theta(self._prior), self._n, self._log_public)
         try:
-            theta, W = self._find_mode(theta, np.eye(len(theta)))
-            return self._measure(theta, W)
+            for k in range(self._rounds):
+                (gradient, M), (sd, sd_M), _ = self._look("search", search.theta, search.W)
+                search.step(gradient, sd, M, sd_M)
+                self._tell(f"round {k + 1} of {self._rounds}, about {search.length:.3g} sds away")
+            return self._measure(search.theta, search.W)
         except (np.linalg.LinAlgError, FloatingPointError, OverflowError):
             raise PrivacyError(
                 "The owners' noisy answers lead nowhere: their equations have no solution. They stay "
                 "charged. Larger budgets, or priors that say more, would help."
             ) from None
 
-    def _find_mode(self, theta: Vector, W: Vector) -> tuple[Vector, Vector]:
-        d, rounds = len(theta), self._rounds
-        # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
-        trust, predicted, travelled = 0.5 * math.sqrt(self._n), np.zeros(d), math.inf
-        for k in range(rounds):
-            (s, M), (sd, sd_M), _ = self._look("search", theta, W)
-            s += W.T @ self._log_public.gradient(theta)
-            P = M + self._prior_precision(theta, W)
-            P = floored(P, max(sd_M * math.sqrt(d), 0.02 * float(np.trace(P)) / d, 1e-8))
-            surprise = max(0.0, float(np.linalg.norm(s - predicted)) - 2 * sd * math.sqrt(d))
-            if k and surprise < 0.25 * travelled:
-                trust *= 8
-            elif k and surprise > 0.75 * travelled:
-                trust /= 4
-            step = np.linalg.solve(P, s)
-            length = math.sqrt(float(step @ P @ step))
-            self._tell(f"round {k + 1} of {rounds}, about {length:.3g} sds away")
-            travelled = min(length, trust)
-            step *= travelled / max(length, 1e-300)
-            root = inverse_root(P)
-            predicted, moved = root @ (s - P @ step), theta + W @ step
-            if math.isfinite(self._log_public(moved)):
-                theta = moved
-            else:
-                trust, travelled = trust / 4, math.inf
-            W = W @ root
-        return theta, W
-
     def _measure(self, theta: Vector, W: Vector) -> Surrogate:
         d = len(theta)
         (gradient, M), (sd, _), answers = self._look("anchor", theta, W)
         clipped, clipped_sd = self._clipped(answers)
-        L0, slope = self._prior_precision(theta, W), W.T @ self._log_public.gradient(theta)
+        L0, slope = (
+            prior_precision(self._log_public, theta, W),
+            W.T @ self._log_public.gradient(theta),
+        )
         values, vectors = np.linalg.eigh(M)
         if values[-1] <= 0:
             raise np.linalg.LinAlgError
@@ -279,9 +258,6 @@ class _Search:
                 100 * share,
             )
         return share, share_sd
-
-    def _prior_precision(self, theta: Vector, W: Vector) -> Vector:
-        return -W.T @ self._log_public.hessian(theta) @ W
 
 
 def _unconstrained(model: pm.Model, original: pm.Model) -> list[pt.TensorVariable]:

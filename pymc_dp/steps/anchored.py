@@ -111,8 +111,8 @@ class DPAnchored(PrivateStep):
     PrivacyConfigurationError
         If a setting is out of its range.
     PrivacyError
-        While sampling, if the private search for the mode did not arrive, or if too many units would be
-        clipped. The anchor's cost is spent then.
+        While sampling, if the private search for the mode did not arrive, if the anchor contradicts itself,
+        or if too many units would be clipped. The anchor's cost is spent then.
 
     Notes
     -----
