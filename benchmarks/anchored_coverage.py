@@ -24,7 +24,7 @@ from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.steps.anchored import DPAnchored
 
-N, D, DRAWS = 20_000, 5, 500
+N, D, DRAWS = 20_000, 5, 2000
 EPSILONS = (0.3, 1, 3)
 PRIOR_SD = 0.5
 

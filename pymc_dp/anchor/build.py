@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_dp.anchor.matrices import Vector, as_matrix, floored, inverse_root, norms
+from pymc_dp.anchor.matrices import (
+    Vector,
+    as_matrix,
+    floored,
+    inverse_root,
+    norms,
+    product_covariance,
+)
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
 from pymc_dp.anchor.search import NewtonSearch, prior_precision
 from pymc_dp.likelihood.prior import PublicLogDensity
@@ -19,7 +26,7 @@ from pymc_dp.privacy.purse import Purse
 # At most _MODE for all steps towards the mode: _FIRST_STEP for the first, _LAST_STEP for the last, and
 # for those between what the noise in the first makes necessary.
 _MODE, _FIRST_STEP, _LAST_STEP = 0.38, 0.012, 0.15
-_SMALLEST_STEP, _LARGEST_STEP = 0.003, 0.06
+_SMALLEST_STEP, _LARGEST_STEP = 0.003, 0.04
 _CURVATURE = 0.05
 _GRADIENT_SIZES, _HISTOGRAM, _SEARCH_HISTOGRAM = 0.04, 0.025, 0.007
 _HESSIAN_OF_REST, _CHECK = 0.25, 0.04
@@ -110,17 +117,17 @@ class _Builder:
 
         tell("choosing clipping bounds")
         sizes = self._histogram(map(norms, self._expansion.gradients(theta0, W)), _GRADIENT_SIZES)
-        b = balanced_bound(sizes, d, self._purse.multiplier(0.5))
+        b = balanced_bound(sizes, self._purse.multiplier(0.5))
         hessian_sizes = self._histogram(map(norms, self._expansion.hessians(theta0, W)))
         C_H = max(
             1.05 * hessian_sizes.quantile(_HESSIANS_KEPT),
-            balanced_bound(hessian_sizes, 2 * d, self._purse.multiplier(0.13)),
+            balanced_bound(hessian_sizes, self._purse.multiplier(0.13)),
         )
         hessian_noise = noise_sd(C_H, self._purse.multiplier(0.13)) * math.sqrt(2 * d)
         order = 2 if hessian_noise <= _LARGEST_HESSIAN_NOISE else 1
         first = Anchor(
             theta0=theta0, W=W, order=order, gradient=np.zeros(d), curvature=A, gradient_clip=b,
-            hessian_clip=C_H, tilt=0.0, residual_clip=1.0, clipped_share=math.nan,
+            hessian_clip=C_H, tilt=0.0, curvature_noise=0.0, residual_clip=1.0, clipped_share=math.nan,
             clipped_share_sd=math.nan, sigma=math.nan, mean=np.zeros(d), precision=np.eye(d),
             prior_precision=L0, rounds=rounds, surprise=math.nan,
         )  # fmt: skip
@@ -143,10 +150,11 @@ class _Builder:
         there = theta0 + W @ mean
         slope, sd_slope = self._noisy_gradient(there, W, b, _CHECK)
         slope += W.T @ self._log_public.gradient(there)
-        by_curvature = sd_A * float(np.linalg.norm(mean))
-        expected = math.sqrt(d) * math.hypot(sd_slope, tilt, by_curvature, _HARMLESS)
+        by_curvature = float(np.trace(product_covariance(mean, sd_A)))
+        expected = math.sqrt(d * (sd_slope**2 + tilt**2 + _HARMLESS**2) + by_curvature)
         released = replace(
-            first, gradient=gradient, curvature=curvature, tilt=tilt, mean=mean, precision=precision,
+            first, gradient=gradient, curvature=curvature, tilt=tilt,
+            curvature_noise=sd_A if order == 2 else 0.0, mean=mean, precision=precision,
             surprise=float(np.linalg.norm(slope)) / expected if expected > 0 else 0.0,
         )  # fmt: skip
         tell("counting what is clipped")
@@ -200,7 +208,7 @@ class _Builder:
                 return search.theta, search.W, search.rounds
             # From afar a rough direction will do; nearby, the place is wanted to a fraction of an sd.
             left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
-            tolerable = max(0.7, 0.2 * left / math.sqrt(d))
+            tolerable = max(0.7, 0.5 * left / math.sqrt(d))
             share = float(np.clip(share * (error / tolerable) ** 2, _SMALLEST_STEP, _LARGEST_STEP))
             close = min(2 * min(max(error, 0.25), 3.0) * math.sqrt(d), 0.35 * root_n)
             spent = self._purse.spent - spent_before
@@ -266,7 +274,7 @@ class _Builder:
         # The quantile is interpolated within its bin, where all units may be; the balance takes its middle.
         C = max(
             1.05 * sizes.quantile(_SEARCH_KEPT),
-            balanced_bound(sizes, 2 * len(theta), self._purse.multiplier(share)),
+            balanced_bound(sizes, self._purse.multiplier(share)),
         )
         return self._noisy_hessian(theta, W, C, share)
 
@@ -285,20 +293,18 @@ class _Builder:
         yield sizes
 
 
-def balanced_bound(sizes: PrivateHistogram, dimension: int, noise_multiplier: float) -> float:
+def balanced_bound(sizes: PrivateHistogram, noise_multiplier: float) -> float:
     """The bound for a sum of vectors that balances the noise it costs against the bias of what it clips.
+
+    In one direction, as the interval of a parameter sees it: what is clipped may all point there.
 
     Parameters
     ----------
     sizes : PrivateHistogram
         Of the units' vectors.
-    dimension : int
-        Their length.
     noise_multiplier : float
         z of the sum that will be released with this bound.
     """
     candidates = np.geomspace(sizes.quantile(0.5) / 2, sizes.largest, 100)
-    costs = [
-        dimension * noise_sd(b, noise_multiplier) ** 2 + sizes.excess(b) ** 2 for b in candidates
-    ]
+    costs = [noise_sd(b, noise_multiplier) ** 2 + sizes.excess(b) ** 2 for b in candidates]
     return float(candidates[int(np.argmin(costs))])

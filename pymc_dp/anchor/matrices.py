@@ -55,6 +55,11 @@ def inverse_root(matrix: Vector) -> Vector:
     return np.asarray((vectors / np.sqrt(values)) @ vectors.T)
 
 
+def product_covariance(v: Vector, sd: float) -> Vector:
+    """Covariance of Ξv, Ξ symmetric noise with `sd` on its diagonal and √½ times that elsewhere."""
+    return np.asarray(sd**2 / 2 * (v @ v * np.eye(len(v)) + np.outer(v, v)))
+
+
 @numba.njit(cache=True, error_model="numpy")
 def subtract_terms(  # type: ignore[no-untyped-def]
     values, at_zero, columns, v

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.anchor.matrices import Vector, as_vectors, clip, norms, shrink, subtract_terms
+from pymc_dp.anchor.matrices import (
+    Vector,
+    as_vectors,
+    clip,
+    norms,
+    product_covariance,
+    shrink,
+    subtract_terms,
+)
 from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
@@ -36,6 +44,9 @@ class Anchor:
         b and :math:`C_H`.
     tilt : float
         :math:`s_g`: noise standard deviation of every entry of the gradient.
+    curvature_noise : float
+        :math:`s_A`: noise standard deviation of the curvature's diagonal; 0 at order 1, where residuals
+        make good whatever is wrong with it.
     residual_clip : float
         c in :math:`|h_i(u') - h_i(u)| \le c\,|u' - u| \max(|u|, |u'|)^{order}`.
     clipped_share, clipped_share_sd : float
@@ -62,6 +73,7 @@ class Anchor:
     gradient_clip: float
     hessian_clip: float
     tilt: float
+    curvature_noise: float
     residual_clip: float
     clipped_share: float
     clipped_share_sd: float
@@ -91,17 +103,23 @@ class Anchor:
         return 1.05 * math.sqrt(len(self.mean) + float(self.mean @ self.mean))
 
     @property
+    def noise_covariance(self) -> Vector:
+        r"""S, shape (d, d): of the anchor's noise in the gradient at :attr:`mean`, that of the curvature included."""
+        return self.tilt**2 * np.eye(len(self.mean)) + product_covariance(
+            self.mean, self.curvature_noise
+        )
+
+    @property
     def tilt_in_sds(self) -> float:
         """How far the anchor's noise moves the posterior, in its standard deviations per parameter."""
-        return self.tilt * math.sqrt(
-            float(np.trace(np.linalg.inv(self.precision))) / len(self.mean)
-        )
+        moved = np.linalg.solve(self.precision, self.noise_covariance)
+        return math.sqrt(float(np.trace(moved)) / len(self.mean))
 
     def noise_aware(self) -> tuple[Vector, Vector]:
         r"""How a posterior that knows of the anchor's noise differs: shift of its mean, and covariance.
 
-        Units' scores have covariance J, the data's precision, and :math:`\hat g` that of its noise, S, on
-        top: :math:`\hat g \sim N(Ju, J + S)`. With the prior's precision L₀ and slope ρ the posterior has
+        Units' scores have covariance J, the data's precision, and :math:`\hat g` that of the noise,
+        :attr:`noise_covariance` S, on top: :math:`\hat g \sim N(Ju, J + S)`. With the prior's precision L₀ and slope ρ the posterior has
         precision :math:`Q = L_0 + J(J+S)^{-1}J` and mean
         :math:`Q^{-1}(\rho + J(J+S)^{-1}\hat g)`, instead of :math:`P = L_0 + J` and
         :math:`P^{-1}(\rho + \hat g)`. Exact where likelihood and prior are normal and the curvature is
@@ -118,7 +136,7 @@ class Anchor:
         # Noise may leave directions that the prior alone determines with negative information.
         values, vectors = np.linalg.eigh(self.precision - L0)
         J = (vectors * np.maximum(values, 0.0)) @ vectors.T
-        kept = J @ np.linalg.pinv(J + self.tilt**2 * np.eye(len(J)), hermitian=True)
+        kept = J @ np.linalg.pinv(J + self.noise_covariance, hermitian=True)
         Q, P = L0 + kept @ J, L0 + J
         shift = np.linalg.solve(Q, slope + kept @ self.gradient)
         shift -= np.linalg.solve(P, slope + self.gradient)

@@ -39,7 +39,7 @@ class NewtonSearch:
         self.length = self.travelled = self.error = math.inf
         self._log_public = log_public
         # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
-        self._trust, self._predicted = 0.5 * math.sqrt(n_units), np.zeros(len(theta))
+        self._trust, self._predicted = math.sqrt(n_units), np.zeros(len(theta))
 
     def step(self, gradient: Vector, sd: float, M: Vector, sd_M: float) -> None:
         """Make a step, and whiten.

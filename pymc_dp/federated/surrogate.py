@@ -226,14 +226,14 @@ class _Search:
         d, at = len(theta), {"theta": theta, "W": W}
         sizes, per_octave = self._ask(f"{kind}_sizes", at), BINS_PER_OCTAVE[f"{kind}_sizes"]
         lengths, bounds, sds = {"gradient": d, "hessian": d * (d + 1) // 2}, [], []
-        for part, (name, length) in enumerate(lengths.items()):
+        for part, name in enumerate(lengths):
             histogram = PrivateHistogram.of_counts(
                 summed(sizes, f"{name}s", (count_of_bins(per_octave),)),
                 count_sd(self._offers.multiplier(f"{kind}_sizes", part)),
                 per_octave,
             )
             z = self._offers.multiplier(kind, part)
-            bounds.append(balanced_bound(histogram, length, z))
+            bounds.append(balanced_bound(histogram, z))
             sds.append(noise_sd(bounds[-1], z))
         answers = self._ask(kind, {**at, "bounds": np.array(bounds)})
         gradient, packed = (summed(answers, name, (length,)) for name, length in lengths.items())

@@ -283,7 +283,7 @@ class DPAnchored(PrivateStep):
     def _check(self, anchor: Anchor) -> None:
         """Refuse an anchor that is of no use; warn of one that is of little."""
         off, root_d = float(np.linalg.norm(anchor.mean)), math.sqrt(len(anchor.mean))
-        by_noise = 4 * anchor.tilt_in_sds * root_d
+        by_noise = 4 * anchor.tilt * root_d
         if not off <= 0.35 * math.sqrt(self._roles.n_units) + by_noise:
             raise PrivacyError(
                 self._failure(

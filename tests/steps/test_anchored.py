@@ -61,7 +61,7 @@ def anchor_at(theta0, W, order, gradient, curvature, clip=1e9):
     one = np.eye(1)
     return Anchor(
         theta0=np.array([theta0]), W=W * one, order=order, gradient=np.array([gradient]),
-        curvature=curvature * one, gradient_clip=clip, hessian_clip=clip, tilt=0.0,
+        curvature=curvature * one, gradient_clip=clip, hessian_clip=clip, tilt=0.0, curvature_noise=0.0,
         residual_clip=1.0, clipped_share=0.0, clipped_share_sd=0.0, sigma=1.0, mean=np.zeros(1),
         precision=one, prior_precision=0 * one, rounds=1, surprise=1.0,
     )  # fmt: skip
