@@ -10,6 +10,7 @@ from scipy import integrate
 
 import pymc_dp as dp
 from pymc_dp.anchor.build import _Builder, build_anchor
+from pymc_dp.anchor.matrices import as_matrix, product_covariance
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
@@ -242,7 +243,7 @@ def test_a_rare_category_is_found_or_the_run_refused():
         pm.Poisson("y", pm.math.exp(pm.Data("X", X) @ b), observed=pm.Data("Y", y))
     outcomes = []
     for seed in range(4):
-        step = DPAnchored(draws=10, epsilon=6.0, model=model, noise=InsecureSeededNoise(seed))
+        step = DPAnchored(draws=10, epsilon=3.0, model=model, noise=InsecureSeededNoise(seed))
         try:
             anchor = step.build_anchor()
         except dp.PrivacyError as refusal:
@@ -406,6 +407,39 @@ def test_noise_aware_draws_are_the_posterior_given_the_release(L0, tilt):
     assert 1 / at.precision[0, 0] + covariance[0, 0] == pytest.approx(
         p @ grid**2 - mean**2, rel=1e-5
     )
+
+
+def test_noise_aware_draws_know_of_the_noise_in_the_curvature():
+    """Normal data far from the anchor's centre: 90 % intervals cover 90 %, and too little without."""
+    d, J, L0, s_g, s_A, runs = 3, 1.0, 0.01, 1.0, 0.12, 3000
+    rng = np.random.default_rng(0)
+    covered = {s_A: 0.0, 0.0: 0.0}
+    for _ in range(runs):
+        u = rng.standard_normal(d) / np.sqrt(L0)
+        gradient = J * (u + rng.standard_normal(d)) + s_g * rng.standard_normal(d)
+        noise = as_matrix(s_A * rng.standard_normal(d * (d + 1) // 2), d)
+        curvature = J * np.eye(d) + noise
+        precision = curvature + L0 * np.eye(d)
+        mean = np.linalg.solve(precision, gradient)
+        for known in covered:
+            at = dataclasses.replace(
+                anchor_at(0.0, 1.0, 2, 0.0, 1.0), theta0=np.zeros(d), W=np.eye(d), gradient=gradient,
+                curvature=curvature, tilt=s_g, curvature_noise=known, mean=mean,
+                precision=precision, prior_precision=L0 * np.eye(d),
+            )  # fmt: skip
+            shift, covariance = at.noise_aware()
+            sd = np.sqrt(np.diag(covariance + np.linalg.inv(precision)))
+            covered[known] += np.mean(np.abs(mean + shift - u) < 1.645 * sd) / runs
+    error = np.sqrt(0.9 * 0.1 / (d * runs))
+    assert covered[s_A] == pytest.approx(0.9, abs=4 * error + 0.01)
+    assert covered[0.0] < 0.85
+
+
+def test_the_covariance_of_noise_in_the_curvature():
+    v, sd = np.array([3.0, -1.0, 0.5]), 0.7
+    entries = sd * np.random.default_rng(1).standard_normal((20_000, 6))
+    products = np.array([as_matrix(row, 3) @ v for row in entries])
+    np.testing.assert_allclose(np.cov(products.T), product_covariance(v, sd), atol=0.15)
 
 
 def test_negative_information_adds_nothing():
