@@ -27,6 +27,7 @@ from pymc_dp.privacy.purse import Purse
 # for those between what the noise in the first makes necessary.
 _MODE, _FIRST_STEP, _LAST_STEP = 0.38, 0.012, 0.15
 _SMALLEST_STEP, _LARGEST_STEP = 0.003, 0.04
+_SETTLED = 4.0  # Not while the curvature changes by more than this.
 _CURVATURE = 0.05
 _GRADIENT_SIZES, _HISTOGRAM, _SEARCH_HISTOGRAM = 0.04, 0.025, 0.007
 _HESSIAN_OF_REST, _CHECK = 0.25, 0.04
@@ -210,10 +211,11 @@ class _Builder:
             left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
             tolerable = max(0.7, 0.5 * left / math.sqrt(d))
             share = float(np.clip(share * (error / tolerable) ** 2, _SMALLEST_STEP, _LARGEST_STEP))
-            close = min(2 * min(max(error, 0.25), 3.0) * math.sqrt(d), 0.35 * root_n)
+            close = min(2 * float(np.clip(error, 0.25, 1.0)) * math.sqrt(d), 0.35 * root_n)
             spent = self._purse.spent - spent_before
             nearly_used_up = spent + share + 2 * looks > _MODE - _LAST_STEP
-            last = (search.rounds >= 3 and length < close) or nearly_used_up
+            settled = search.rounds >= 3 and length < close and search.change < _SETTLED
+            last = settled or nearly_used_up
 
     def _look(self, theta: Vector, W: Vector, share: float) -> tuple[Vector, float, Vector, float]:
         """Noisy gradient of the log-likelihood in u, minus its noisy Hessian, and the noise's sd in each."""

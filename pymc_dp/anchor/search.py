@@ -30,13 +30,15 @@ class NewtonSearch:
     length, travelled : float
         Of the last Newton step, and of what was made of it, in posterior standard deviations; infinite
         if the place it led to was no place.
+    change : float
+        Largest factor by which the curvature differed from what the look before had made of it.
     error : float
         Standard deviation that noise gave the last step, per parameter, in the coordinates before it.
     """
 
     def __init__(self, theta: Vector, n_units: int, log_public: PublicLogDensity):
         self.theta, self.W, self.rounds = theta, np.eye(len(theta)), 0
-        self.length = self.travelled = self.error = math.inf
+        self.length = self.travelled = self.change = self.error = math.inf
         self._log_public = log_public
         # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
         self._trust, self._predicted = math.sqrt(n_units), np.zeros(len(theta))
@@ -55,6 +57,8 @@ class NewtonSearch:
         s = gradient + W.T @ self._log_public.gradient(self.theta)
         P = M + prior_precision(self._log_public, self.theta, W)
         P = floored(P, max(sd_M * math.sqrt(d), 0.02 * float(np.trace(P)) / d, 1e-8))
+        values = np.linalg.eigvalsh(P)
+        self.change = float(max(values[-1], 1 / values[0]))
         surprise = max(0.0, float(np.linalg.norm(s - self._predicted)) - 2 * sd * math.sqrt(d))
         if self.rounds and surprise < 0.25 * self.travelled:
             self._trust *= 8
