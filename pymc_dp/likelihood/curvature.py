@@ -8,9 +8,11 @@ import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
 
-from pymc_dp.compat import pushforward
+from pymc_dp.compat import graph_inputs, io_toposort, pushforward
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
@@ -24,6 +26,8 @@ from pymc_dp.likelihood.records import RecordLikelihood, initial_theta, record_g
 
 _CHUNK_BYTES = 2**22
 """Hessians of one chunk."""
+_KNOWN_BYTES = 2**26
+"""What is kept of second derivatives along a line, of all chunks; the rest is computed when needed."""
 
 
 class UnitHessians:
@@ -134,19 +138,66 @@ class DirectionalCurvature:
         first = pushforward(moved, t, one)
         second = pushforward(rewrite_pregrad(first), t, one)
         (at_zero,) = clone_replace([second], {t: pt.zeros(())}, rebuild_strict=False)
-        self._function = compile_without_checks(
-            [graph.theta, v, *graph.rows], strip_checks(at_zero), compile_kwargs
+        # θ is the same for many v: what depends on it alone is kept.
+        whole = rewrite_graph(
+            strip_checks(at_zero), include=("canonicalize", "stabilize", "specialize")
         )
+        known = frontier(whole, graph.theta, v)
+        stand_ins = [part.type() for part in known]
+        (rest,) = clone_replace([whole], dict(zip(known, stand_ins, strict=True)))
+        try:
+            self._along = compile_without_checks([v, *stand_ins, *graph.rows], rest, compile_kwargs)
+        except UnsupportedModelError:
+            # Parts may assert that their shapes agree, which the whole knows. θ is all that is kept then.
+            known = [graph.theta]
+            self._along = compile_without_checks(
+                [v, graph.theta, *graph.rows], whole, compile_kwargs
+            )
+        self._at = compile_without_checks([graph.theta, *graph.rows], known, compile_kwargs)
+        self._theta: NDArray[np.float64] | None = None
+        self._known: dict[int, list[NDArray[Any]]] = {}
         self._chunks = UnitChunks(roles.unit_of_record, roles.n_records, likelihood.chunk_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_theta": None, "_known": {}}
 
     def __call__(self, theta: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:
         """Second derivative of each unit's term at `theta` along `v`, shape (units,)."""
+        if self._theta is None or not np.array_equal(self._theta, theta):
+            self._theta, self._known = theta.copy(), {}
         terms = []
-        for chunk in self._chunks.all():
-            per_record = self._likelihood.shielded(
-                lambda some: np.asarray(self._function(theta, v, *some)),
-                self._likelihood.rows(chunk.records),
-                (),
-            )
-            terms.append(chunk.per_unit(per_record))
+        for k, chunk in enumerate(self._chunks.all()):
+            rows = self._likelihood.rows(chunk.records)
+
+            def evaluate(
+                some: Sequence[NDArray[Any]], k: int = k, rows: Sequence[NDArray[Any]] = rows
+            ) -> NDArray[np.float64]:
+                known = self._known.get(k) if some is rows else None
+                if known is None:
+                    known = self._at(theta, *some)
+                    if some is rows and self._bytes_kept + _bytes(known) <= _KNOWN_BYTES:
+                        self._known[k] = known
+                return np.asarray(self._along(v, *known, *some))
+
+            terms.append(chunk.per_unit(self._likelihood.shielded(evaluate, rows, ())))
         return np.concatenate(terms)
+
+    @property
+    def _bytes_kept(self) -> int:
+        return sum(map(_bytes, self._known.values()))
+
+
+def frontier(output: Variable, known: Variable, unknown: Variable) -> list[Variable]:
+    """What a graph of both computes from `known` without `unknown`, and then uses with it."""
+    nodes = list(io_toposort(list(graph_inputs([output])), [output]))
+    of_known, of_unknown = {known}, {unknown}
+    for node in nodes:
+        for reached in (of_known, of_unknown):
+            if reached.intersection(node.inputs):
+                reached.update(node.outputs)
+    used = [v for node in nodes if of_unknown.intersection(node.outputs) for v in node.inputs]
+    return list(dict.fromkeys(v for v in used if v in of_known and v not in of_unknown))
+
+
+def _bytes(arrays: Sequence[NDArray[Any]]) -> int:
+    return sum(np.asarray(array).nbytes for array in arrays)

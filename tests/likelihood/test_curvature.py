@@ -4,6 +4,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp.likelihood import curvature as module
 from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.prior import PublicLogDensity
@@ -48,8 +49,10 @@ def test_hessians_are_the_derivatives_of_the_gradients(name):
     np.testing.assert_allclose(hessians, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-9, atol=1e-9)
     v = np.random.default_rng(1).normal(size=len(theta))
-    along = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)(theta, v)
-    np.testing.assert_allclose(along, np.einsum("i,nij,j->n", v, hessians, v), rtol=1e-9, atol=1e-9)
+    curvature = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)
+    for direction in (v, v[::-1]):
+        expected = np.einsum("i,nij,j->n", direction, hessians, direction)
+        np.testing.assert_allclose(curvature(theta, direction), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_units_records_are_added_up():
@@ -73,3 +76,43 @@ def test_the_priors_hessian():
     np.testing.assert_allclose(
         prior.hessian(theta), differences(prior.gradient, theta), rtol=1e-5, atol=1e-6
     )
+
+
+def test_what_is_kept_of_a_place_serves_that_place_only(monkeypatch):
+    model = build("linear")
+    likelihood, theta = parts(model)
+    v, other = np.random.default_rng(1).normal(size=(2, len(theta)))
+    curvature = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)
+    hessians = UnitHessians(model, likelihood, compile_kwargs=FAST)
+    for room in (2**26, 0):
+        monkeypatch.setattr(module, "_KNOWN_BYTES", room)
+        for at in (theta, theta + 0.3, theta):
+            for direction in (v, other):
+                H = np.concatenate(list(hessians(at)))
+                expected = np.einsum("i,nij,j->n", direction, H, direction)
+                np.testing.assert_allclose(curvature(at, direction), expected, rtol=1e-9, atol=1e-9)
+        assert bool(curvature._known) == bool(room)
+    assert curvature.__getstate__()["_known"] == {}
+
+
+def test_a_record_that_raises_is_nan_along_a_line_too(monkeypatch):
+    """To the last bit, the others are what they are without it."""
+    model = build("linear")
+    likelihood, theta = parts(model)
+    curvature = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)
+    v = np.ones(len(theta))
+    expected, bad = curvature(theta, v), likelihood.rows(slice(20, 21))
+    which = int(np.argmax([row.dtype.kind == "f" and row.ndim == 1 for row in bad])) - len(bad)
+
+    def raising(function):
+        def run(*given):
+            if (given[which] == bad[which]).any():
+                raise FloatingPointError
+            return function(*given)
+
+        return run
+
+    monkeypatch.setattr(curvature, "_along", raising(curvature._along))
+    found = curvature(theta, v)
+    assert np.isnan(found[20])
+    assert np.array_equal(np.delete(found, 20), np.delete(expected, 20))

@@ -226,7 +226,7 @@ def test_a_group_of_records_that_stands_out_is_not_clipped_away():
 def test_a_rare_category_is_found_or_the_run_refused():
     """146 of 30,000 people, whose coefficient nobody else tells of: never silently wrong.
 
-    Without the check at the predicted mode it was 9 of its own standard deviations off (seed 1).
+    Without the check at the predicted mode it is 3.5 of its own standard deviations off (seed 0).
     """
     n, d = 30_000, 6
     rng = np.random.default_rng(4)
@@ -254,7 +254,7 @@ def test_a_rare_category_is_found_or_the_run_refused():
         spread = anchor.W @ (more + np.linalg.inv(anchor.precision)) @ anchor.W.T
         center = anchor.to_theta(anchor.mean + shift)
         z = (center - mode) / np.sqrt(np.diag(spread))
-        assert np.abs(z).max() < 4
+        assert np.abs(z).max() < 3
         outcomes.append("found")
     assert set(outcomes) == {"found", "refused"}
 
