@@ -68,13 +68,24 @@ def subtract_terms(  # type: ignore[no-untyped-def]
 
     Block by block, so that every block stays in the cache through all of its columns.
     """
+    p = len(v)
     for start in range(0, len(values), 2048):
-        # Slices of their own: indexed by `start + i`, they would not be vectorised.
-        block = values[start : start + 2048]
-        zero = at_zero[start : start + 2048]
+        # Slices and numbers of their own: indexed by `start + i` and k, they would not be vectorised.
+        some = slice(start, start + 2048)
+        block, zero = values[some], at_zero[some]
         for i in range(block.size):
             block[i] -= zero[i]
-        for k in range(len(v)):
-            vk, column = v[k], columns[k, start : start + 2048]
+        for k in range(0, p - 3, 4):  # four at a time: a block is read and written less often
+            a, b, c, d = (
+                columns[k, some],
+                columns[k + 1, some],
+                columns[k + 2, some],
+                columns[k + 3, some],
+            )
+            va, vb, vc, vd = v[k], v[k + 1], v[k + 2], v[k + 3]
             for i in range(block.size):
-                block[i] -= column[i] * vk
+                block[i] -= a[i] * va + b[i] * vb + c[i] * vc + d[i] * vd
+        for k in range(p - p % 4, p):
+            a, va = columns[k, some], v[k]
+            for i in range(block.size):
+                block[i] -= a[i] * va

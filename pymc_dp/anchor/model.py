@@ -243,7 +243,10 @@ class Residuals:
                 # A public share of the curvature, the same for all, added back by `log_ratio`.
                 h += (u @ a.curvature @ u) / (2 * len(h))
             elif factors is not None:
-                h -= factors * self._expansion.curvature_along(a.theta0, a.W @ u) / 2
+                along = self._expansion.curvature_along(a.theta0, a.W @ u)
+                along *= factors
+                along /= 2
+                h -= along
         return h
 
     def _prepare(self) -> tuple[Vector, NDArray[np.float32], Vector | None]:
