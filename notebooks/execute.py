@@ -11,6 +11,7 @@ After editing: ``jupytext --pipe "ruff format -" notebooks/*.md``, then this wit
 import argparse
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,17 @@ def main() -> None:
     chosen = [s for s in SOURCES if not options.number or s.name[:2] in options.number]
     if not chosen:
         parser.error(f"no notebook {' '.join(options.number)}")
-    for source in chosen:
-        start = time.perf_counter()
-        notebook = executed(source)
-        if options.store:
-            jupytext.write(notebook, source.with_suffix(".ipynb"))
-        print(f"{source.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    with ThreadPoolExecutor(2) as two_kernels:
+        for source, (notebook, seconds) in zip(chosen, two_kernels.map(timed, chosen), strict=True):
+            if options.store:
+                jupytext.write(notebook, source.with_suffix(".ipynb"))
+            print(f"{source.name}: {seconds:.0f} s", flush=True)
+
+
+def timed(source: Path) -> tuple[Any, float]:
+    """The executed notebook, and how long it took."""
+    start = time.perf_counter()
+    return executed(source), time.perf_counter() - start
 
 
 if __name__ == "__main__":

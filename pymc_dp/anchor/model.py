@@ -104,7 +104,7 @@ class Anchor:
 
     @property
     def noise_covariance(self) -> Vector:
-        r"""S, shape (d, d): of the anchor's noise in the gradient at :attr:`mean`, that of the curvature included."""
+        """S, shape (d, d): of the noise in the gradient at :attr:`mean`, the curvature's included."""
         return self.tilt**2 * np.eye(len(self.mean)) + product_covariance(
             self.mean, self.curvature_noise
         )
@@ -119,8 +119,8 @@ class Anchor:
         r"""How a posterior that knows of the anchor's noise differs: shift of its mean, and covariance.
 
         Units' scores have covariance J, the data's precision, and :math:`\hat g` that of the noise,
-        :attr:`noise_covariance` S, on top: :math:`\hat g \sim N(Ju, J + S)`. With the prior's precision L₀ and slope ρ the posterior has
-        precision :math:`Q = L_0 + J(J+S)^{-1}J` and mean
+        :attr:`noise_covariance` S, on top: :math:`\hat g \sim N(Ju, J + S)`. With the prior's
+        precision L₀ and slope ρ the posterior has precision :math:`Q = L_0 + J(J+S)^{-1}J` and mean
         :math:`Q^{-1}(\rho + J(J+S)^{-1}\hat g)`, instead of :math:`P = L_0 + J` and
         :math:`P^{-1}(\rho + \hat g)`. Exact where likelihood and prior are normal and the curvature is
         known.
@@ -211,9 +211,9 @@ class Expansion:
 class Residuals:
     r"""Units' residuals :math:`h_i(u)` of an anchor. Private: never leave the process, not pickled.
 
-    Units' terms of the anchor are kept, one column of numbers for each entry of their gradients and Hessians;
-    in single precision, which is as fine as the grid that their sums are released on. Where the Hessians are too many to keep (64 MiB),
-    second derivatives along the move are computed instead.
+    Units' terms of the anchor are kept, one column of numbers for each entry of their gradients and
+    Hessians; in single precision, which is as fine as the grid that their sums are released on. Where
+    the Hessians are too many to keep (64 MiB), second derivatives along the move are computed instead.
 
     Parameters
     ----------
