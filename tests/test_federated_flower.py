@@ -104,10 +104,10 @@ def finished(tmp_path_factory):
         stranger = network.start("stranger", sys.executable, "-c", STRANGER, network.address)
         printed = run.coordinate(network, app)
         assert (network.folder / "seen.json").exists(), printed
-        network.wait_for(lambda: stranger.poll() is not None, 120, "the stranger to give up")
-        assert stranger.returncode not in (0, None)
         printed = run.coordinate(network)
         assert (network.folder / "posterior.nc").exists(), printed
+        network.wait_for(lambda: stranger.poll() is not None, 120, "the stranger to give up")
+        assert stranger.returncode not in (0, None)
     return network.folder
 
 
