@@ -196,6 +196,7 @@ def frontier(output: Variable, known: Variable, unknown: Variable) -> list[Varia
             if reached.intersection(node.inputs):
                 reached.update(node.outputs)
     used = [v for node in nodes if of_unknown.intersection(node.outputs) for v in node.inputs]
+    used = used if output in of_unknown else [output]
     return list(dict.fromkeys(v for v in used if v in of_known and v not in of_unknown))
 
 

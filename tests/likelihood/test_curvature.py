@@ -2,6 +2,7 @@
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 from pymc_dp.likelihood import curvature as module
@@ -116,3 +117,12 @@ def test_a_record_that_raises_is_nan_along_a_line_too(monkeypatch):
     found = curvature(theta, v)
     assert np.isnan(found[20])
     assert np.array_equal(np.delete(found, 20), np.delete(expected, 20))
+
+
+def test_the_frontier_between_what_is_known_and_what_is_not():
+    known, unknown, other = pt.vectors("known", "unknown", "other")
+    kept, free = pt.exp(known), pt.sqrt(unknown)
+    assert module.frontier(free * kept + other, known, unknown) == [kept]
+    assert module.frontier(free + other, known, unknown) == []
+    assert module.frontier(kept, known, unknown) == [kept]
+    assert module.frontier(other, known, unknown) == []
