@@ -136,7 +136,7 @@ class DirectionalCurvature:
         )
         one = pt.ones(())
         first = pushforward(moved, t, one)
-        second = pushforward(rewrite_pregrad(first), t, one)
+        second = pushforward(rewrite_pregrad(first), t, one, disconnected_outputs="ignore")
         (at_zero,) = clone_replace([second], {t: pt.zeros(())}, rebuild_strict=False)
         # θ is the same for many v: what depends on it alone is kept.
         whole = rewrite_graph(

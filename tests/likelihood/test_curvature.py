@@ -126,3 +126,15 @@ def test_the_frontier_between_what_is_known_and_what_is_not():
     assert module.frontier(free + other, known, unknown) == []
     assert module.frontier(kept, known, unknown) == [kept]
     assert module.frontier(other, known, unknown) == []
+
+
+def test_a_likelihood_that_is_linear_has_no_curvature():
+    with pm.Model() as model:
+        slope, level = pm.Normal("slope"), pm.Normal("level")
+        pm.CustomDist(
+            "y", slope, level, logp=lambda y, slope, level: slope * y + level,
+            observed=pm.Data("Y", np.arange(20.0)),
+        )  # fmt: skip
+    likelihood, theta = parts(model)
+    curvature = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)
+    assert np.array_equal(curvature(theta, np.ones(2)), np.zeros(20))
