@@ -15,7 +15,7 @@ from pymc_dp.anchor.matrices import (
     product_covariance,
 )
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
-from pymc_dp.anchor.search import NewtonSearch, prior_precision
+from pymc_dp.anchor.search import QUADRATIC, NewtonSearch, prior_precision
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.noise import NoiseSource
@@ -211,7 +211,7 @@ class _Builder:
             left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
             tolerable = max(0.7, 0.5 * left / math.sqrt(d))
             share = float(np.clip(share * (error / tolerable) ** 2, _SMALLEST_STEP, _LARGEST_STEP))
-            close = min(2 * float(np.clip(error, 0.25, 1.0)) * math.sqrt(d), 0.35 * root_n)
+            close = min(2 * float(np.clip(error, 0.25, 1.0)) * math.sqrt(d), QUADRATIC * root_n)
             spent = self._purse.spent - spent_before
             nearly_used_up = spent + share + 2 * looks > _MODE - _LAST_STEP
             settled = search.rounds >= 3 and length < close and search.change < _SETTLED

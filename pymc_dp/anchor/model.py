@@ -245,12 +245,11 @@ class Residuals:
             elif factors is not None:
                 along = self._expansion.curvature_along(a.theta0, a.W @ u)
                 along *= factors
-                along /= 2
                 h -= along
         return h
 
     def _prepare(self) -> tuple[Vector, NDArray[np.float32], Vector | None]:
-        """Log-likelihoods at the anchor, gradients and Hessians, or the factors that clip these."""
+        """Log-likelihoods at the anchor, gradients and Hessians, or half the factors that clip these."""
         a, expansion = self._anchor, self._expansion
         gradients = expansion.gradients(a.theta0, a.W)
         terms = [np.concatenate([clip(chunk, a.gradient_clip) for chunk in gradients])]
@@ -260,6 +259,6 @@ class Residuals:
             terms.append(np.concatenate([clip(chunk, a.hessian_clip) for chunk in chunks]))
         elif a.order == 2:
             sizes = map(norms, expansion.hessians(a.theta0, a.W))
-            factors = np.concatenate([shrink(size, a.hessian_clip) for size in sizes])
+            factors = np.concatenate([shrink(size, a.hessian_clip) / 2 for size in sizes])
         columns = np.ascontiguousarray(np.hstack(terms).T, dtype=np.float32)
         return expansion.log_likelihood(a.theta0), columns, factors

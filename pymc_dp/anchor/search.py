@@ -7,6 +7,9 @@ import numpy as np
 from pymc_dp.anchor.matrices import Vector, floored, inverse_root
 from pymc_dp.likelihood.prior import PublicLogDensity
 
+QUADRATIC = 0.35
+"""A record's log-likelihood looks quadratic over about this many times √n posterior standard deviations."""
+
 
 class NewtonSearch:
     r"""A search within a trust region. Post-processing: it is shown releases, and never data.

@@ -13,7 +13,7 @@ from pymc.model.fgraph import clone_model
 
 from pymc_dp.anchor.build import balanced_bound
 from pymc_dp.anchor.matrices import as_matrix, floored, inverse_root
-from pymc_dp.anchor.search import NewtonSearch, prior_precision
+from pymc_dp.anchor.search import QUADRATIC, NewtonSearch, prior_precision
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.federated.agreement import (
     BINS_PER_OCTAVE,
@@ -194,10 +194,8 @@ class _Search:
         d = len(theta)
         (gradient, M), (sd, _), answers = self._look("anchor", theta, W)
         clipped, clipped_sd = self._clipped(answers)
-        L0, slope = (
-            prior_precision(self._log_public, theta, W),
-            W.T @ self._log_public.gradient(theta),
-        )
+        L0 = prior_precision(self._log_public, theta, W)
+        slope = W.T @ self._log_public.gradient(theta)
         values, vectors = np.linalg.eigh(M)
         if values[-1] <= 0:
             raise np.linalg.LinAlgError
@@ -211,7 +209,7 @@ class _Search:
             clipped=clipped, clipped_sd=clipped_sd, parameters=parameters_digest(self._prior),
         )  # fmt: skip
         off = float(np.linalg.norm(root @ (gradient + slope)))
-        if off > 0.35 * math.sqrt(self._n) + 4 * found.tilt * math.sqrt(d):
+        if off > QUADRATIC * math.sqrt(self._n) + 4 * found.tilt * math.sqrt(d):
             raise PrivacyError(
                 f"The search for the mode did not arrive: by its own measurement it is {off:.0f} posterior "
                 "standard deviations away. What the owners have answered stays charged. Larger budgets, more "

@@ -33,6 +33,7 @@ from scipy.special import ndtr
 
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
+from pymc_dp.anchor.search import QUADRATIC
 from pymc_dp.exceptions import (
     NoAnchorError,
     PrivacyConfigurationError,
@@ -284,7 +285,7 @@ class DPAnchored(PrivateStep):
         """Refuse an anchor that is of no use; warn of one that is of little."""
         off, root_d = float(np.linalg.norm(anchor.mean)), math.sqrt(len(anchor.mean))
         by_noise = 4 * anchor.tilt * root_d
-        if not off <= 0.35 * math.sqrt(self._roles.n_units) + by_noise:
+        if not off <= QUADRATIC * math.sqrt(self._roles.n_units) + by_noise:
             raise PrivacyError(
                 self._failure(
                     f"{_NOT_ARRIVED}: by its own measurement it is {off:.0f} posterior sds away"

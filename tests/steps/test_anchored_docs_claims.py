@@ -7,7 +7,7 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.anchor import build, model
+from pymc_dp.anchor import build, model, search
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.steps import anchored
 
@@ -28,6 +28,10 @@ PAGE = " ".join(
         rf"2 C_H z \sqrt{{2d}} \le {build._LARGEST_HESSIAN_NOISE:g}",
         f"{100 * (1 - build._HESSIAN_OF_REST):g} % of what is left at order 2",
         f"{build._SEARCH_HISTOGRAM:g} for each of the histograms",
+        f"{build._SETTLED:g} times what the step before had made 1",
+        f"s_g^2 + s_c^2 + {build._HARMLESS:g}^2)",
+        f"`distance_to_mode` above ${search.QUADRATIC:g} \\sqrt n",
+        f"and than ${search.QUADRATIC:g} \\sqrt n$",
         f"its own noise $s_c$ ({build._CHECK:g})",
         f"above $1 + {anchored._SURPRISE_WARNING:g}/\\sqrt{{2d}}$",
         f"above $1 + {anchored._SURPRISE_REFUSAL:g}/\\sqrt{{2d}}$",
