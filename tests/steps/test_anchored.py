@@ -9,6 +9,7 @@ import pytest
 from scipy import integrate
 
 import pymc_dp as dp
+from pymc_dp.anchor import model
 from pymc_dp.anchor.build import _Builder, build_anchor
 from pymc_dp.anchor.matrices import as_matrix, product_covariance
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
@@ -68,10 +69,13 @@ def anchor_at(theta0, W, order, gradient, curvature, clip=1e9):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_residuals_and_anchor_add_up_to_the_log_likelihood(order):
-    """Whatever is clipped out of a unit's anchor is in its residual."""
+@pytest.mark.parametrize(("order", "kept"), [(1, True), (2, True), (2, False)])
+def test_residuals_and_anchor_add_up_to_the_log_likelihood(order, kept, monkeypatch):
+    """Whatever is clipped out of a unit's anchor is in its residual, Hessians kept or not."""
+    if not kept:
+        monkeypatch.setattr(model, "_KEPT_BYTES", 0)
     expansion = expansion_of(skewed())
+    assert expansion.keeps_hessians == kept
     theta0, W = 0.1, 0.2
     for clip in (1e9, 0.05):
         at = anchor_at(theta0, W, order, 0.0, 0.7, clip)
