@@ -46,13 +46,13 @@ def main():
     for name, build in MODELS.items():
         model, draws = build(), BLOCK * (BLOCKS + 1)
         start = time.process_time()
-        anchored = dp.DPAnchored(draws=draws, epsilon=EPSILON, model=model)
+        anchored = dp.DPAnchored(chains=1, draws=draws, epsilon=EPSILON, model=model)
         compiled = time.process_time()
         anchored.build_anchor()
         ready = time.process_time()
         chains = [
             started(anchored),
-            started(dp.DPPenalty(draws=draws, epsilon=EPSILON, model=model)),
+            started(dp.DPPenalty(chains=1, draws=draws, epsilon=EPSILON, model=model)),
         ]
         times = [[], []]
         for _ in range(BLOCKS + 1):

@@ -101,7 +101,7 @@ def replicate(cases, replications, minutes=np.inf):
     for name, epsilon in cases:
         rng = np.random.default_rng([6, int(10 * epsilon), sorted(EXPERIMENTS).index(name)])
         _, X, y = EXPERIMENTS[name](rng)
-        step = DPAnchored(draws=DRAWS, epsilon=epsilon, model=model_of(name, X, y))
+        step = DPAnchored(chains=1, draws=DRAWS, epsilon=epsilon, model=model_of(name, X, y))
         found[name, epsilon] = (step, rng, [], [])
     done = 0
     while done < replications and time.monotonic() - start < 60 * minutes:

@@ -60,21 +60,25 @@ def block(step, point, iterations=BLOCK):
 def cost():
     draws = BLOCK * (BLOCKS + 1) + 1
     warm = poisson_gamma(1000)[0]
-    step, point = started(dp.DPExponentialFamily(draws=1, epsilon=1.0, bounds=BOUNDS, model=warm))
+    step, point = started(
+        dp.DPExponentialFamily(chains=1, draws=1, epsilon=1.0, bounds=BOUNDS, model=warm)
+    )
     step.step(point)  # what is loaded once belongs to no size
     chains, rows, other = [], [], []
     for n in SIZES:
         model = poisson_gamma(n)[0]
         start = time.process_time()
         step, point = started(
-            dp.DPExponentialFamily(draws=draws, epsilon=1.0, bounds=BOUNDS, model=model)
+            dp.DPExponentialFamily(chains=1, draws=draws, epsilon=1.0, bounds=BOUNDS, model=model)
         )
         built = time.process_time() - start
         first, point = block(step, point, 1)
         chains.append((step, point))
         rows.append([n, built, first / 1e3])
         if n <= PENALTY_UP_TO:
-            other.append(started(dp.DPPenalty(draws=draws, epsilon=1.0, clip=20.0, model=model)))
+            other.append(
+                started(dp.DPPenalty(chains=1, draws=draws, epsilon=1.0, clip=20.0, model=model))
+            )
     times = np.empty((BLOCKS + 1, len(SIZES)))
     other_times = np.empty((BLOCKS + 1, len(other)))
     for b in range(BLOCKS + 1):  # in turn, so that a busy machine is busy for all

@@ -5,6 +5,7 @@ warm-up; they are not run here. The plain gradient of the summed log-likelihood,
 is timed alternately in the same process.
 """
 
+import math
 import time
 
 import numpy as np
@@ -64,9 +65,15 @@ def main() -> None:
         model, point = problem.model, problem.model.initial_point()
         common = {"noise_multiplier": 30.0, "clip": 3.0, "rng": 1, "model": model}
         hmc = dp.DPHMC(
-            **common, gradient_multiplier=100.0, n_leapfrog=L, step_size=1e-4, draws=3 * rounds + 3
+            **common,
+            gradient_multiplier=100.0,
+            n_leapfrog=L,
+            step_size=1e-4,
+            max_drift=math.inf,
+            chains=1,
+            draws=3 * rounds + 3,
         )
-        penalty = dp.DPPenalty(**common, scale=1e-3, draws=12 * rounds + 12)
+        penalty = dp.DPPenalty(**common, scale=1e-3, chains=1, draws=12 * rounds + 12)
         likelihood_slope = model.compile_dlogp()
         calls = {
             "DPHMC": (stepper(hmc, point), 3, AUTHORS[name][0]),

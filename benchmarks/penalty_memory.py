@@ -33,7 +33,7 @@ def run(n: int, d: int, chunk_size: int | None) -> tuple[float, float]:
         beta = pm.Normal("beta", 0, 1, shape=d)
         pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y))
     step = dp.DPPenalty(
-        noise_multiplier=100.0, draws=20, clip=4.0, chunk_size=chunk_size, model=model
+        noise_multiplier=100.0, chains=1, draws=20, clip=4.0, chunk_size=chunk_size, model=model
     )
     step.stop_tuning()
     point = model.initial_point()
@@ -45,7 +45,7 @@ def run(n: int, d: int, chunk_size: int | None) -> tuple[float, float]:
 def main() -> None:
     # Compiling once first keeps the compiler's own memory out of the comparison.
     warm = logistic(1000, 10)
-    dp.DPPenalty(noise_multiplier=1.0, draws=1, model=warm)
+    dp.DPPenalty(noise_multiplier=1.0, chains=1, draws=1, model=warm)
     rows = []
     for n, chunk_size in [(1_000_000, None), (1_000_000, 1_000_000), (3_000_000, None)]:
         size, peak = run(n, 10, chunk_size)

@@ -25,7 +25,7 @@ def measure(n: int, d: int) -> tuple[float, float]:
     rounds, repeats = 15, max(3, 1_000_000 // n)
     model = logistic(n, d)
     step = dp.DPPenalty(
-        noise_multiplier=100.0, draws=(rounds + 1) * repeats, clip=4.0, rng=1, model=model
+        noise_multiplier=100.0, chains=1, draws=(rounds + 1) * repeats, clip=4.0, rng=1, model=model
     )
     step.stop_tuning()
     point = model.initial_point()

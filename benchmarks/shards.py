@@ -52,7 +52,7 @@ def model_of(X: np.ndarray, Y: np.ndarray) -> pm.Model:
 def build(model: pm.Model, **keywords) -> tuple[dp.DPPenalty, float]:
     start = time.perf_counter()
     step = dp.DPPenalty(
-        noise_multiplier=100.0, draws=DRAWS, clip=4.0, scale=3e-4, chunk_size=CHUNK, model=model,
+        noise_multiplier=100.0, chains=1, draws=DRAWS, clip=4.0, scale=3e-4, chunk_size=CHUNK, model=model,
         noise=dp.InsecureSeededNoise(1), rng=np.random.default_rng(2), **keywords,
     )  # fmt: skip
     step.stop_tuning()

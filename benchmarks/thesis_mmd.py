@@ -5,6 +5,7 @@ decides the number of iterations; the last half of the chain counts.
 """
 
 import logging
+import math
 import sys
 import time
 
@@ -43,7 +44,13 @@ def build(sampler, parameters, epsilon, delta, model, n):
         z = tau * root
         draws = dp.max_draws(epsilon=epsilon, delta=delta, noise_multiplier=z)
         return dp.DPPenalty(
-            noise_multiplier=z, delta=delta, draws=draws, scale=scale, clip=clip, model=model
+            noise_multiplier=z,
+            delta=delta,
+            chains=1,
+            draws=draws,
+            scale=scale,
+            clip=clip,
+            model=model,
         )
     tau, tau_g, L, eta, b_l, b_g = parameters
     multipliers = {"noise_multiplier": tau * root, "gradient_multiplier": tau_g * root}
@@ -51,9 +58,11 @@ def build(sampler, parameters, epsilon, delta, model, n):
     return dp.DPHMC(
         **multipliers,
         delta=delta,
+        chains=1,
         draws=draws,
         n_leapfrog=L,
         step_size=eta,
+        max_drift=math.inf,
         clip=b_l,
         gradient_clip=b_g,
         model=model,

@@ -28,6 +28,7 @@ from pymc_dp.mechanisms import (
 from pymc_dp.mmd import mmd
 from pymc_dp.plan import plan
 from pymc_dp.plots import plot_clipping, plot_privacy, plot_tradeoff
+from pymc_dp.prediction import predict
 from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_draws
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import InsecureSeededNoise
@@ -78,6 +79,7 @@ __all__ = [
     "plot_clipping",
     "plot_privacy",
     "plot_tradeoff",
+    "predict",
     "privacy_report",
     "randomized_response",
     "record_sum",

@@ -15,7 +15,7 @@ import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
 
-from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError
+from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, refuses_from_outside
 from pymc_dp.likelihood.roles import Roles, find_roles
 from pymc_dp.privacy.accounting import check_delta, check_epsilon
 from pymc_dp.privacy.distinguishing import Bound, discriminant, lower_bound
@@ -117,6 +117,7 @@ class Audit:
         return as_html("Privacy audit", self.rows) + f"<p>{self.statement}</p>"
 
 
+@refuses_from_outside
 def audit(
     subject: pm.Model | Callable[..., Any],
     data: Any = None,

@@ -6,12 +6,13 @@ The only module that asks which line is installed; everything else calls it.
 import sys
 import warnings
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any, NamedTuple
 
 import arviz as az
-import pymc as pm
 import pytensor
 import xarray as xr
+from pymc.step_methods.compound import BlockedStep, CompoundStep
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
 try:
@@ -34,6 +35,7 @@ HAS_INFERENCE_DATA = az.__version__.startswith("0.")
 
 __all__ = [
     "CHAIN_START",
+    "SamplerCall",
     "ancestors",
     "enclosing_sampler",
     "fast_draws",
@@ -46,12 +48,11 @@ __all__ = [
     "pushforward",
     "read_netcdf",
     "root_attrs",
+    "steps_beside",
     "summary",
 ]
 
-CHAIN_START = (
-    "setup_chain" if hasattr(pm.step_methods.compound.BlockedStep, "setup_chain") else "set_rng"
-)
+CHAIN_START = "setup_chain" if hasattr(BlockedStep, "setup_chain") else "set_rng"
 """Method the host calls on a step once per chain, right before the chain's first iteration."""
 
 
@@ -60,31 +61,47 @@ class SamplerCall(NamedTuple):
 
     tune: int
     draws: int
-    steps: tuple[Any, ...]
+    chains: int
+    in_processes: bool
 
 
 def enclosing_sampler() -> SamplerCall | None:
-    """How long the chain that is about to start will be, and which other steps it has.
+    """What ``pm.sample`` is about to do, if it is just making room for the draws.
 
-    PyMC 5 tells a step neither, and PyMC 6 only the length; without them a run that does not match
-    its plan is found out after draws have been paid for. Reads the caller's local variables, so it
-    is an early warning only: where it returns None, the ledger and the tuning guard still hold.
+    No line tells a step, and without it a run that does not match its plan is found out after draws
+    have been paid for. Making room is the last thing that both do before chains, or the processes for
+    them, start; they read a step's `stats_dtypes` there. An early warning only: where it returns
+    None, the ledger and the tuning guard still hold.
     """
-    frame = sys._getframe(1)
-    for _ in range(12):
-        here = frame.f_locals
-        if frame.f_code.co_name == "_iter_sample" and {"step", "tune", "draws"} <= set(here):
-            tune, draws, step = here["tune"], here["draws"] - here["tune"], here["step"]
-        elif frame.f_code.co_name == "_start_loop" and hasattr(here.get("self"), "_step_method"):
-            process = here["self"]
-            tune, draws, step = process._tune, process._draws, process._step_method
-        else:
-            if frame.f_back is None:
-                return None
-            frame = frame.f_back
-            continue
-        return SamplerCall(int(tune), int(draws), tuple(getattr(step, "methods", [step])))
-    return None
+    frame = _caller("init_traces")
+    here = {} if frame is None else frame.f_locals
+    if frame is None or not {"tune", "expected_length", "chains"} <= set(here):
+        return None
+    tune, chains = int(here["tune"]), int(here["chains"])
+    cores = 1 if frame.f_back is None else frame.f_back.f_locals.get("cores", 1)
+    return SamplerCall(
+        tune=tune,
+        draws=int(here["expected_length"]) - tune,
+        chains=chains,
+        in_processes=min(int(cores), chains) > 1,
+    )
+
+
+def steps_beside(step: Any) -> list[Any]:
+    """Other steps that `step` is just being put together with; they read `stats_dtypes`, too."""
+    frame = _caller("__init__")
+    here = {} if frame is None else frame.f_locals
+    if not isinstance(here.get("self"), CompoundStep):
+        return []
+    return [other for other in here.get("methods", []) if other is not step]
+
+
+def _caller(name: str) -> FrameType | None:
+    """The function that asked whoever asks here, if it has this name."""
+    frame = sys._getframe(3)
+    if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None:  # before Python 3.12
+        frame = frame.f_back
+    return frame if frame.f_code.co_name == name else None
 
 
 def index_axes(node: Any) -> list[tuple[int, int]]:

@@ -4,6 +4,13 @@ Messages never contain a data value: an exception is an output like any other. T
 variable and say what to do.
 """
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 
 class PrivacyError(Exception):
     """Base class of every error of this package."""
@@ -34,3 +41,23 @@ class ShardError(PrivacyError):
 
 class LedgerError(PrivacyError):
     """The ledger file cannot be used: damaged, not writable, or of a newer version."""
+
+
+def refuses_from_outside(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let refusals leave `function` without the frames that they were raised in.
+
+    Frames hold arrays of records as local variables, which error reporters and notebooks print.
+    """
+
+    @wraps(function)
+    def outermost(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except PrivacyError as error:
+            refusal = error.with_traceback(None)
+        # Identifiers of units are among the arguments.
+        del args, kwargs
+        refusal.__cause__ = refusal.__context__ = None
+        raise refusal
+
+    return outermost

@@ -74,8 +74,8 @@ class Plan:
             rows.append(
                 (
                     "Ledger",
-                    f"ε = {self.ledger.remaining():.4g} left of {self.ledger.epsilon:g} "
-                    f"at δ = {self.ledger.delta:.3g}",
+                    f"ε = {self.ledger.spent():.4g} spent of {self.ledger.epsilon:g} at "
+                    f"δ = {self.ledger.delta:.3g}; another run can have ε = {self.ledger.remaining():.4g}",
                 )
             )
         return rows

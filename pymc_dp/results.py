@@ -1,6 +1,7 @@
 """From what ``pm.sample`` returns to what may be released."""
 
 import json
+import logging
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from pymc_dp.exceptions import PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing, stamp
 from pymc_dp.privacy.events import from_json
 from pymc_dp.steps.base import OWN_STATS, STATS, PrivateStep, guarantee_of_run, step_of_run
+
+_log = logging.getLogger("pymc.dp")
 
 _DRAWS = {"posterior": "sample_stats", "warmup_posterior": "warmup_sample_stats"}
 # Attributes of PyMC's that say nothing about the data. Running time does, so it stays behind.
@@ -27,7 +30,10 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
     Drops ``observed_data``, private ``constant_data``, every group or variable that the private
     step did not make, record labels, and running times; adds root attributes ``privacy_*`` and a
     ``privacy`` group. ``pymc_dp.sample`` has called it already; use it on the result of a plain
-    ``pm.sample``. Releasing twice changes nothing.
+    ``pm.sample``. Releasing twice changes nothing. A chain that never moved is said to be one.
+
+    Release before you predict: ``pm.sample_posterior_predictive`` puts the exact observed data into what it
+    returns, and predicts for the people in the data. :func:`~pymc_dp.predict` takes public rows.
 
     A result of :class:`~pymc_dp.PrivacyAwareGibbs` was computed from statistics that are released
     already: nothing is dropped, and the attributes say what their release guarantees. Whatever else
@@ -73,7 +79,30 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
     if step is not None:
         kept |= step.derived_groups(kept)
     kept["privacy"] = _privacy_group(attrs)
+    if still := still_chains(kept):
+        _log.warning("%s", on_still_chains(still, kept["sample_stats"].sizes["chain"]))
     return from_groups(kept, attrs, like=idata)
+
+
+def still_chains(groups: Mapping[str, xr.Dataset]) -> list[int]:
+    """Numbers of the chains that accepted no move."""
+    moved = groups["sample_stats"]["accepted"].any("draw")
+    return [int(k) for k in moved["chain"].values[~moved.values]]
+
+
+def on_still_chains(still: list[int], chains: int) -> str:
+    """What is to be said of chains that never moved."""
+    if chains == 1:
+        what = "The chain never moved"
+    elif len(still) == chains:
+        what = f"None of the {chains} chains ever moved"
+    else:
+        what = f"Of {chains} chains, number {', '.join(map(str, still))} never moved"
+    return (
+        f"{what}: no proposal was accepted, and the draws are the place where sampling started. Nothing is "
+        "learnt from them. Smaller moves (`scale`, `step_size`), covariates scaled "
+        "by public constants to about 1, a larger `epsilon` or the default sampler would help."
+    )
 
 
 class Carried(NamedTuple):
@@ -94,7 +123,17 @@ def identify(groups: Mapping[str, xr.Dataset]) -> Carried:
         If there is none, or more than one.
     """
     if "posterior" not in groups or "sample_stats" not in groups:
-        raise PrivacyError("This result has no posterior draws with sampler statistics.")
+        predicted = {"posterior_predictive", "predictions"} & set(groups)
+        raise PrivacyError(
+            "This result has no posterior draws with sampler statistics."
+            + (
+                " Predictions of `pm.sample_posterior_predictive` cannot be released: they are made for the "
+                "people in the data, whose exact data they carry. `pymc_dp.predict` makes them for public "
+                "rows, from released draws."
+                if predicted
+                else ""
+            )
+        )
     runs = set()
     for draws, statistics in _DRAWS.items():
         if statistics not in groups:

@@ -3,15 +3,18 @@
 import difflib
 import inspect
 import logging
+from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import Any
 
+import numpy as np
 import pymc as pm
 
 from pymc_dp.compat import from_groups, groups_of, summary
-from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError
+from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.plan import plan
 from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.results import release
+from pymc_dp.results import release, still_chains
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.exponential import DPExponentialFamily
@@ -41,6 +44,7 @@ _ENOUGH_TO_JUDGE, _FEW_EFFECTIVE = 100, 100
 _OWN = ("draws", "tune", "chains", "epsilon", "delta", "step", "ledger", "unit", "model")
 
 
+@refuses_from_outside
 def sample(
     draws: int = 1000,
     *,
@@ -57,7 +61,8 @@ def sample(
     """Posterior draws whose release is (ε, δ)-differentially private.
 
     Builds the step (checking the model), charges the whole run to the ledger, calls
-    ``pm.sample``, and passes the result through :func:`pymc_dp.release`.
+    ``pm.sample``, and passes the result through :func:`pymc_dp.release`. What it says of convergence is
+    about the chains themselves, and takes the place of PyMC's own remarks.
 
     Parameters
     ----------
@@ -79,7 +84,8 @@ def sample(
         Default: the one whose context this is called in.
     **keywords
         Of the step (``clip``, ``scale``, …) or of ``pm.sample`` (``cores``, ``random_seed``,
-        ``initvals``, ``progressbar``, …). Anything else is an error.
+        ``initvals``, ``progressbar``, …). Anything else is an error, and so are initial values that are
+        not plain numbers: an expression of the data would be the first draw.
 
     Returns
     -------
@@ -111,6 +117,8 @@ def sample(
         )
     model = pm.modelcontext(model)
     for_step, for_host = _split_keywords(step or DPAnchored, keywords)
+    _check_initial_values(for_host.get("initvals"))
+    for_host.setdefault("compute_convergence_checks", False)
     common = {
         "draws": draws, "tune": tune, "chains": chains, "epsilon": epsilon, "delta": delta,
         "ledger": ledger, "unit": unit, "model": model, **for_step,
@@ -159,17 +167,46 @@ def _diagnose(safe: Any, step: PrivateStep) -> None:
         # Of the chain itself: what is added to its draws afterwards is independent, and flatters.
         own = groups.get("unadjusted_posterior", groups["posterior"])
         table = summary(from_groups({"posterior": own}, {}, like=safe)).astype(float)
-        effective, r_hat = table["ess_bulk"].min(), table["r_hat"].max()
-        parts.append(f"effective draws at least {effective:.0f}")
+        effective = table["ess_bulk"].copy()
+        if len(still_chains(groups)) == statistics.sizes["chain"]:
+            effective[:] = 0.0  # ArviZ counts every draw of a constant
+        parts.append(f"effective draws at least {effective.min():.0f}")
         if statistics.sizes["chain"] > 1:
-            parts.append(f"R-hat at most {r_hat:.2f}")
-        if effective < _FEW_EFFECTIVE:
+            parts.append(f"R-hat at most {table['r_hat'].max():.2f}")
+        if effective.min() < _FEW_EFFECTIVE:
             _log.warning(
-                "Only %.0f effective draws: the chains have not explored the posterior, and intervals "
-                "are not to be trusted. More budget, fewer parameters or another `step` may help.",
-                effective,
+                "Only %.0f effective draws of %s: the chains have not explored the posterior, and "
+                "intervals are not to be trusted. More budget, fewer parameters or another `step` may "
+                "help.",
+                effective.min(),
+                effective.idxmin(),
             )
     _log.info("%s: %s.", type(step).__name__, ", ".join(parts))
+
+
+def _check_initial_values(given: Any) -> None:
+    """Refuse initial values that the data may be in: whatever is not plain, finite numbers.
+
+    Texts are PyMC's names of strategies that depend on the prior alone.
+    """
+    for point in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
+        if point is None:
+            continue
+        if not isinstance(point, Mapping):
+            raise PrivacyConfigurationError(
+                "`initvals` is a mapping of names to numbers, or one for each chain. Found "
+                f"{type(point).__name__}."
+            )
+        for name, value in point.items():
+            if isinstance(value, str):
+                continue
+            numbers = isinstance(value, Number | np.ndarray | list | tuple)
+            array = np.asarray(value) if numbers else np.empty(0, dtype=object)
+            if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+                raise PrivacyConfigurationError(
+                    f"`initvals` of {name!r} must be plain, finite numbers. An expression may hold "
+                    "private data, and the first draw would show them."
+                )
 
 
 def _split_keywords(

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_dp._version import __version__
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, ShardError
 from pymc_dp.likelihood.records import RecordLikelihood
-from pymc_dp.likelihood.roles import Roles, refuse_non_finite
+from pymc_dp.likelihood.roles import Roles, numbered, refuse_non_finite
 from pymc_dp.likelihood.separability import check_records
 from pymc_dp.privacy.clipping import clipped_sum
 
@@ -108,14 +108,15 @@ class Shards:
 
     def __reduce__(self) -> Any:
         """Refused: a cluster serves one process."""
-        self._refuse_parallel_chains()
+        self.refuse_parallel_chains()
 
     def refuse_other_process(self) -> None:
         """Refuse to serve a forked copy of the process that made this."""
         if os.getpid() != self._process:
-            self._refuse_parallel_chains()
+            self.refuse_parallel_chains()
 
-    def _refuse_parallel_chains(self) -> None:
+    def refuse_parallel_chains(self) -> None:
+        """Refuse to serve several processes at once."""
         raise PrivacyConfigurationError(
             "With `shards` the chains run one after the other, each on all workers: give "
             "`pm.sample` the argument cores=1."
@@ -356,9 +357,9 @@ def _load(program: _Program, k: int) -> Mapping[str, ArrayLike]:
 def _codes(name: str, given: ArrayLike, records: int, units: int, k: int) -> NDArray[np.int64]:
     ids = np.asarray(given)
     if ids.shape == (records,) and ids.dtype.kind in "iuUS":
-        labels, codes = np.unique(ids, return_inverse=True)
-        if len(labels) == units:
-            return codes.astype(np.int64)
+        codes, found = numbered(ids)
+        if found == units:
+            return codes
     raise ShardError(
         f"Of shard {k}, {name!r} must hold {records} integer or text identifiers, {units} of them "
         "different, as announced to `Shards`. It does not."

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "results": {"exceptions", "_version", "compat", "privacy", "steps", "gibbs"},
     "sampling": {"exceptions", "compat", "privacy", "steps", "plan", "results"},
     "report": {"exceptions", "compat", "privacy", "gibbs", "results", "tables"},
+    "prediction": {"exceptions", "compat", "likelihood", "gibbs"},
     "mmd": {"compat"},
     "tradeoff": {"exceptions", "compat", "privacy", "likelihood", "steps", "sampling", "mmd"},
     "plots": {"exceptions", "compat", "privacy", "steps", "report", "tradeoff"},

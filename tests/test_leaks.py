@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 import warnings
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.compat import groups_of, root_attrs
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.kept_sum import KeptSum
 
 SENTINEL = 271828.182845904509
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
@@ -41,14 +43,13 @@ def contents(result):
     return found
 
 
-@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize(
     ("step_type", "settings"),
     [(dp.DPPenalty, {}), (dp.DPHMC, {"n_leapfrog": 3, "gradient_multiplier": 4.0})],
     ids=["penalty", "hmc"],
 )
-def test_output_depends_on_data_through_releases_alone(
-    step_type, settings, cores, monkeypatch, caplog, capfd
+def test_chains_in_processes_depend_on_data_through_releases_alone(
+    step_type, settings, monkeypatch, caplog, capfd
 ):
     """Two unrelated data sets, the same released numbers: the same output, to the last bit."""
 
@@ -64,40 +65,178 @@ def test_output_depends_on_data_through_releases_alone(
     monkeypatch.setattr("pymc_dp.steps.hmc.noisy_sum", released)
 
     def run(seed):
-        caplog.clear()
-        capfd.readouterr()
         model = model_of(*records(seed))
-        with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.INFO):
-            warnings.simplefilter("always")
-            step = step_type(
-                noise_multiplier=2.0, tune=10, draws=25, chains=2, model=model, **settings, **FAST
-            )
-            raw = pm.sample(
-                25,
-                tune=10,
-                chains=2,
-                step=step,
-                model=model,
-                cores=cores,
-                mp_ctx="fork",
-                random_seed=3,
-                progressbar=False,
-                discard_tuned_samples=False,
-            )
-        safe = dp.release(raw)
-        said = [str(w.message) for w in caught if "fork" not in str(w.message)]
-        text = said + [record.getMessage() for record in caplog.records] + list(capfd.readouterr())
-        # Running time is out of scope, and said so.
-        text = [re.sub(r"took \d+ seconds?", "", re.sub(r"pid=\d+", "", t)) for t in text]
-        report = re.sub(r"Sampled .*", "", str(dp.privacy_report(safe)))  # the time of day
-        return contents(safe), text, str(dp.plan(step)), report
+        step = step_type(
+            noise_multiplier=2.0, tune=10, draws=25, chains=2, model=model, **settings, **FAST
+        )
+        return everything_that_leaves(step, 25, 10, caplog, capfd, cores=2, mp_ctx="fork")
 
     first, second = run(1), run(2)
-    assert first[0].keys() == second[0].keys()
-    for key in first[0]:
-        np.testing.assert_equal(first[0][key], second[0][key], err_msg=str(key))
-    assert first[1:] == second[1:]
-    assert len(np.unique(first[0]["posterior", "beta"][1])) >= 4  # the made-up releases do move it
+    assert_same(first, second)
+    draws = first["result"]["posterior", "beta"][1]
+    assert len(np.unique(draws)) >= 4  # the made-up releases do move it
+
+
+def everything_that_leaves(step, draws, tune, caplog, capfd, **keywords):
+    """Of a run: the result, what is printed, logged and warned of, the plan, the report, the error."""
+    caplog.clear()
+    capfd.readouterr()
+    found = {"result": {}, "error": "", "report": ""}
+    with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.INFO):
+        warnings.simplefilter("always")
+        try:
+            raw = pm.sample(
+                draws, tune=tune, chains=step.guarantee.chains, step=step, model=step.model,
+                random_seed=3, progressbar=False, discard_tuned_samples=False, **keywords,
+            )  # fmt: skip
+            safe = dp.release(raw)
+            found["result"] = contents(safe)
+            # The time of day is no secret.
+            found["report"] = re.sub(r"Sampled .*", "", str(dp.privacy_report(safe)))
+        except dp.PrivacyError as error:
+            found["error"] = repr(error)
+    said = [str(w.message) for w in caught if "fork" not in str(w.message)]
+    text = said + [record.getMessage() for record in caplog.records] + list(capfd.readouterr())
+    # Running time is out of scope, and said so.
+    text = [re.sub(r"took \d+ seconds?", "", re.sub(r"pid=\d+", "", t)) for t in text]
+    return {**found, "text": text, "plan": str(dp.plan(step))}
+
+
+def assert_same(first, second):
+    assert first["result"].keys() == second["result"].keys()
+    for key in first["result"]:
+        np.testing.assert_equal(
+            first["result"][key], second["result"][key], err_msg=str(key), strict=True
+        )
+    for key in ("error", "text", "plan", "report"):
+        assert first[key] == second[key], key
+
+
+RELEASES = ("noisy_sum", "poisson_noisy_sum", "noisy_batch_mean", "noisy_counts")
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Runs whose releases, from the second on, are those of the first. All read their data, as always."""
+    tape = []
+    reels = {"recording": True, "next": iter(())}
+
+    def on_tape(release):
+        def released(*args, **keywords):
+            fresh = release(*args, **keywords)
+            if reels["recording"]:
+                tape.append(np.array(fresh))
+                return fresh
+            again = next(reels["next"])
+            return float(again) if isinstance(fresh, float) else again
+
+        return released
+
+    for name, module in list(sys.modules.items()):
+        for release in RELEASES if name.startswith("pymc_dp.") else ():
+            if hasattr(module, release):
+                monkeypatch.setattr(module, release, on_tape(getattr(module, release)))
+    monkeypatch.setattr(KeptSum, "release", on_tape(KeptSum.release))
+    # The name of a run is random, and seeds what is drawn from its anchor.
+    monkeypatch.setattr("pymc_dp.steps.base.secrets.randbits", lambda bits: 7)
+
+    def rewind():
+        assert tape
+        reels["recording"], reels["next"] = False, iter(tape)
+
+    return rewind
+
+
+def plain(y, x):
+    mu, log_sigma = pm.Normal("mu", 0, 10), pm.Normal("log_sigma", 0, 1)
+    pm.Normal("y", mu + x[:, 0], pm.math.exp(log_sigma), observed=pm.Data("Y", y))
+
+
+def poisson(y, x):
+    b = pm.Normal("b", 0, 1, shape=2)
+    pm.Poisson("y", pm.math.exp(b[0] + b[1] * x[:, 0]), observed=pm.Data("Y", y))
+
+
+def categorical(y, x):
+    b = pm.Normal("b", 0, 1, shape=3)
+    p = pm.math.softmax(
+        pm.math.stack([b[0] * x[:, 0], b[1] + x[:, 0], b[2] * x[:, 1]], axis=1), axis=1
+    )
+    pm.Categorical("y", p, observed=pm.Data("Y", y))
+
+
+def indexed(y, x):
+    a = pm.Normal("a", 0, 1, shape=3)
+    pm.Normal("y", a[pm.Data("G", y)], 1, observed=x[:, 0])
+
+
+def rate_of(y, x):
+    mu = pm.Normal("mu", 0, 1)
+    pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
+
+
+HUGE = np.array([1e200, -1e200, 1e308, -1e308, 5e-324, -1e154, 1e154, 1.7e308])
+WHOLE = np.array([-5, 2**62, -(2**62), 10**9, 3, 40, 0, 1])
+
+
+def spoilt(values, with_):
+    """With pairs of units' records that are far out, or impossible, or add up to ∞ − ∞."""
+    values = values.copy()
+    values[: len(with_)] = with_
+    return values
+
+
+N, PEOPLE = 240, np.repeat(np.arange(120), 2)
+GENEROUS = {"epsilon": 20.0, "delta": 1e-3}
+SAMPLERS = {
+    "penalty": (dp.DPPenalty, plain, GENEROUS),
+    "minibatch": (dp.DPPenalty, plain, {**GENEROUS, "batch_rate": 0.5, "tempering": 0.1}),
+    "hmc": (dp.DPHMC, plain, {**GENEROUS, "n_leapfrog": 2}),
+    "barker": (dp.DPBarker, plain, {"batch_size": 30, "tempering": 0.1}),
+    "sgld": (dp.DPSGLD, plain, {**GENEROUS, "batch_rate": 0.5}),
+    "sgnht": (dp.DPSGNHT, plain, GENEROUS),
+    "anchored": (dp.DPAnchored, plain, {"epsilon": 1e3, "delta": 1e-3}),
+    "exponential": (dp.DPExponentialFamily, rate_of, {**GENEROUS, "bounds": (-4, 4)}),
+}
+CASES = [(name, unit, HUGE, "warn") for name in SAMPLERS for unit in (None, PEOPLE)]
+# Where numbers of several records are added up, for users who have floating point errors raised.
+CASES += [(name, PEOPLE, HUGE, "raise") for name in ("anchored", "penalty", "sgnht")]
+CASES += [
+    (name, None, (build, values), "warn")
+    for name in ("penalty", "anchored")
+    for build, values in ((poisson, WHOLE), (categorical, WHOLE), (indexed, WHOLE % 6 - 3))
+]
+
+
+def case_name(value):
+    if value is None or value is PEOPLE or value is HUGE:
+        return {id(None): "records", id(PEOPLE): "people", id(HUGE): "huge"}[id(value)]
+    return value if isinstance(value, str) else value[0].__name__
+
+
+@pytest.mark.parametrize(("which", "unit", "spoil", "errors"), CASES, ids=case_name)
+def test_output_depends_on_data_through_releases_alone(
+    which, unit, spoil, errors, replayed, caplog, capfd
+):
+    """Ordinary records, and records that overflow, with the same releases: the same output."""
+    step_type, build, settings = SAMPLERS[which]
+    build, values = (build, spoil) if spoil is HUGE else spoil
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(N, 2))
+    y = rng.normal(size=N) if values is HUGE else rng.integers(3, size=N)
+    runs = []
+    for data in (y, spoilt(y, values)):
+        with pm.Model() as model:
+            build(data, pm.Data("X", x) if build is not indexed else x)
+        step = step_type(
+            draws=15, tune=5, chains=2, unit=unit, model=model,
+            noise=dp.InsecureSeededNoise(2), **settings, **FAST,
+        )  # fmt: skip
+        with np.errstate(over=errors, invalid=errors, divide=errors):
+            runs.append(everything_that_leaves(step, 15, 5, caplog, capfd, cores=1))
+        replayed()
+    assert_same(*runs)
+    assert not runs[0]["error"]
 
 
 def occurrences(value, sought):
@@ -150,7 +289,7 @@ def test_a_sentinel_in_a_private_record_turns_up_nowhere(tmp_path, caplog, capfd
     assert occurrences({"check": [SENTINEL]}, sought) != []  # the search can find something
     for file in tmp_path.iterdir():
         assert not any(p in file.read_bytes() for p in patterns), file.name
-    step = dp.DPPenalty(epsilon=1.0, draws=2, model=model, **FAST)
+    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=2, model=model, **FAST)
     assert occurrences(str(dp.plan(step)) + repr(step.sampling_state), sought) == []
 
 
@@ -178,7 +317,7 @@ def test_refusals_quote_no_value(spoil):
         warnings.simplefilter("ignore")
         spoil(model, x)
     with pytest.raises(dp.UnsupportedModelError) as refused:
-        dp.DPPenalty(epsilon=1.0, draws=5, model=model, **FAST)
+        dp.DPPenalty(epsilon=1.0, chains=1, draws=5, model=model, **FAST)
     error = refused.value
     assert "271828" not in str(error)
     assert error.__cause__ is None
@@ -190,7 +329,7 @@ def test_non_finite_terms_are_clipped_and_silent(recwarn):
     x, y, names = records(5)
     y[3] = 1e200  # its squared error overflows: a log-likelihood of -inf
     model = model_of(x, y, names)
-    step = dp.DPPenalty(noise_multiplier=1.0, draws=10, model=model, **FAST)
+    step = dp.DPPenalty(noise_multiplier=1.0, chains=1, draws=10, model=model, **FAST)
     step.stop_tuning()
     point = model.initial_point()
     recwarn.clear()

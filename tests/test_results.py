@@ -8,6 +8,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.compat import from_groups, groups_of, read_netcdf, root_attrs
+from pymc_dp.privacy.noise import SecureNoise
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 
@@ -155,6 +156,7 @@ def test_insecure_runs_say_so_everywhere(multiplier, logistic, quiet):
     model = logistic()
     step = dp.DPPenalty(
         noise_multiplier=multiplier,
+        chains=1,
         draws=8,
         noise=dp.InsecureSeededNoise(1),
         model=model,
@@ -171,6 +173,7 @@ def test_insecure_runs_say_so_everywhere(multiplier, logistic, quiet):
     with pytest.raises(dp.PrivacyConfigurationError, match="ledger"):
         dp.DPPenalty(
             noise_multiplier=1.0,
+            chains=1,
             draws=8,
             noise=dp.InsecureSeededNoise(1),
             ledger=dp.PrivacyLedger(epsilon=1.0, delta=1e-5),
@@ -186,9 +189,10 @@ def test_plan_shows_cost_and_ledger(logistic):
     )
     plan = dp.plan(step)
     text, html = str(plan), plan._repr_html_()
-    for part in ["ε = 1 at δ = 1e-05", "30 gaussian", "2 × (5 tuning + 10 draws)", "3 left of 3"]:
-        assert part in text.replace("ε = 3 left", "3 left")
-        assert part in html.replace("ε = 3 left", "3 left")
+    ledger_row = "ε = 0 spent of 3 at δ = 1e-05; another run can have ε = 3"
+    for part in ["ε = 1 at δ = 1e-05", "30 gaussian", "2 × (5 tuning + 10 draws)", ledger_row]:
+        assert part in text
+        assert part in html
     assert "<table>" in html
     with pytest.raises(dp.PrivacyConfigurationError, match="private step"):
         dp.plan(object())
@@ -237,6 +241,7 @@ def test_invalid_parameters_are_impossible_not_free(quiet):
             noise_multiplier=0,
             clip=200.0,
             scale=1.0,
+            chains=1,
             draws=600,
             noise=dp.InsecureSeededNoise(1),
             **FAST,
@@ -244,3 +249,65 @@ def test_invalid_parameters_are_impossible_not_free(quiet):
         idata = pm.sample(600, tune=0, chains=1, step=step, random_seed=1, **quiet)
     assert (idata.posterior["s"].values > 0).all()
     assert model.free_RVs
+
+
+class ConfidentNoise(dp.InsecureSeededNoise):
+    """A source that merely calls itself secure."""
+
+    secure = True
+
+
+class TrustedName(SecureNoise):
+    """Its draws could be anything: it may have been changed."""
+
+
+@pytest.mark.parametrize("noise", [ConfidentNoise(3), TrustedName()])
+def test_a_source_that_calls_itself_secure_is_not_believed(noise, logistic, quiet):
+    with logistic():
+        idata = dp.sample(5, chains=1, epsilon=1.0, noise=noise, step=dp.DPPenalty, **quiet, **FAST)
+    assert idata.attrs["privacy_valid"] == 0
+    assert idata.attrs["privacy_epsilon"] == np.inf
+    assert "NOT PRIVATE" in idata.attrs["privacy_statement"]
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+    with logistic(), pytest.raises(dp.PrivacyConfigurationError, match="insecure noise"):
+        dp.sample(5, chains=1, epsilon=1.0, noise=noise, ledger=ledger, step=dp.DPPenalty, **FAST)
+
+
+@pytest.mark.parametrize(("chains", "said"), [(1, "The chain never moved"), (2, "None of the 2")])
+def test_a_chain_that_never_moved_is_said_to_be_one(chains, said, logistic, quiet, caplog):
+    """By `release` after plain `pm.sample`, by `sample`, and by the report; its effective draws are 0."""
+    model, still = logistic(), {"scale": 1e6}
+    step = dp.DPPenalty(epsilon=1.0, draws=5, chains=chains, model=model, **still, **FAST)
+    raw = pm.sample(5, tune=0, chains=chains, step=step, model=model, **quiet)
+    with caplog.at_level("WARNING", logger="pymc.dp"):
+        safe = dp.release(raw)
+    assert said in caplog.text
+    report = dp.privacy_report(safe)
+    for text in (str(report), report.to_html(), report.to_json()):
+        assert said in text
+    caplog.clear()
+    with caplog.at_level("INFO", logger="pymc.dp"), model:
+        dp.sample(120, chains=chains, epsilon=1.0, step=dp.DPPenalty, **still, **quiet, **FAST)
+    assert said in caplog.text
+    assert "effective draws at least 0" in caplog.text
+    assert "Only 0 effective draws of beta[" in caplog.text
+
+
+def test_of_several_chains_those_that_never_moved_are_named(raw, caplog):
+    groups = {name: group.copy(deep=True) for name, group in groups_of(raw).items()}
+    groups["sample_stats"]["accepted"].values[0] = True
+    groups["sample_stats"]["accepted"].values[1] = False
+    with caplog.at_level("WARNING", logger="pymc.dp"):
+        dp.release(from_groups(groups, root_attrs(raw), like=raw))
+    assert "Of 2 chains, number 1 never moved" in caplog.text
+
+
+def test_predictions_for_the_people_in_the_data_are_not_released(raw, logistic):
+    safe = dp.release(raw)
+    with logistic():
+        predicted = pm.sample_posterior_predictive(
+            safe, progressbar=False, compile_kwargs=FAST["compile_kwargs"]
+        )
+    assert "observed_data" in groups_of(predicted)  # exact, which is why
+    with pytest.raises(dp.PrivacyError, match=r"exact data they carry.*`pymc_dp.predict`"):
+        dp.release(predicted)

@@ -1,10 +1,14 @@
 """dp.sample: keywords, refusals and the budget."""
 
+import traceback
+
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 
 import pymc_dp as dp
+from pymc_dp.federated import Owner
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 
@@ -43,6 +47,97 @@ def test_a_first_private_posterior(logistic, quiet):
 def test_keywords_are_checked(keyword, message, logistic):
     with logistic(), pytest.raises(TypeError, match=message):
         dp.sample(10, epsilon=1.0, **keyword)
+
+
+@pytest.mark.parametrize(
+    "initvals",
+    [
+        lambda m: {"mu": m["Y"].mean()},
+        lambda m: {"mu": pytensor.shared(1.0)},
+        lambda m: [{"mu": 0.1}, {"mu": m["Y"].mean() * 0}],
+        lambda m: {"mu": np.nan},
+        lambda m: {"mu": [np.inf]},
+        lambda m: {"mu": np.array([m["Y"].mean()], dtype=object)},
+        lambda m: {"mu": None},
+        lambda m: m["Y"],
+    ],
+)
+def test_initial_values_are_plain_numbers(initvals, quiet):
+    """An expression of the data was the first draw, to the last digit."""
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-3)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", np.random.default_rng(0).normal(3, 1, 50)))
+    with pytest.raises(dp.PrivacyConfigurationError, match="`initvals`"):
+        dp.sample(
+            5, chains=2, epsilon=0.05, initvals=initvals(model), ledger=ledger, model=model,
+            step=dp.DPPenalty, **quiet, **FAST,
+        )  # fmt: skip
+    assert ledger.spent() == 0
+
+
+@pytest.mark.parametrize(
+    "initvals",
+    [
+        {"mu": 0.5},
+        {"mu": np.float64(0.5)},
+        {"mu": np.array(1)},
+        [{"mu": 0.5}, None],
+        {"mu": "prior"},
+    ],
+)
+def test_numbers_and_pymcs_own_words_are_initial_values(initvals, quiet):
+    with pm.Model():
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", np.random.default_rng(0).normal(3, 1, 50)))
+        idata = dp.sample(
+            5, chains=2, epsilon=0.05, initvals=initvals, step=dp.DPPenalty, **quiet, **FAST
+        )
+    assert idata.posterior["mu"].shape == (2, 5)
+
+
+def test_one_voice_on_convergence(logistic, quiet, caplog):
+    """Ours, which names the parameter; PyMC's remarks are about draws that are spread afterwards."""
+    with logistic(n=4000), caplog.at_level("INFO"):
+        dp.sample(
+            120, chains=2, epsilon=1.0, step=dp.DPPenalty, cores=1, progressbar=False, random_seed=1,
+            **FAST,
+        )  # fmt: skip
+    theirs = [r.getMessage() for r in caplog.records if not r.name.startswith("pymc.dp")]
+    assert not [text for text in theirs if "rhat" in text or "effective sample" in text]
+    assert [r for r in caplog.records if "effective draws of beta[" in r.getMessage()]
+
+
+def test_a_refusal_leaves_the_records_behind(quiet):
+    """Error reporters and notebooks print the local variables of every frame."""
+    y = np.full(40, 271828.182845904509)
+    person = np.array([f"Ms-Sentinel-{i}" for i in range(40)])
+
+    def tried():
+        with pm.Model() as model:
+            mu = pm.Normal("mu", 0, 1)
+            Y = pm.Data("Y", y)
+            pm.Normal("z", Y.mean(), 1)
+            pm.Normal("y", mu, 1, observed=Y)
+        return model
+
+    model = tried()
+    for refused in (
+        lambda: dp.sample(10, epsilon=1.0, unit=person, model=model, **quiet),
+        lambda: dp.DPPenalty(epsilon=1.0, draws=3, chains=1, unit=person, model=model),
+        lambda: dp.DPHMC(epsilon=-1.0, draws=3, chains=1, unit=person, model=model),
+        lambda: Owner(epsilon=1.0, model=model),
+    ):
+        with pytest.raises(dp.PrivacyError) as refusal:
+            refused()
+        # What is shown of this function's own frame is its own business.
+        ours = traceback.TracebackException.from_exception(refusal.value, capture_locals=True)
+        frames = [f for f in ours.stack if "pymc_dp" in f.filename and "tests" not in f.filename]
+        shown = str([f.locals for f in frames]) + str(refusal.value)
+        assert frames
+        assert "271828" not in shown
+        assert "Sentinel" not in shown
+        assert refusal.value.__cause__ is refusal.value.__context__ is None
 
 
 def test_step_is_a_class(logistic):

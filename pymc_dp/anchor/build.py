@@ -15,7 +15,7 @@ from pymc_dp.anchor.matrices import (
     product_covariance,
 )
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
-from pymc_dp.anchor.search import QUADRATIC, NewtonSearch, prior_precision
+from pymc_dp.anchor.search import QUADRATIC, NewtonSearch, SearchLost, prior_precision
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.noise import NoiseSource
@@ -77,6 +77,13 @@ def build_anchor(
     -------
     Anchor
 
+    Raises
+    ------
+    SearchLost
+        If the mode was not found. What the purse has left is unspent.
+    LinAlgError
+        If the noisy equations have no solution.
+
     Notes
     -----
     **Releases**, all under substitute-one neighbours, each of a function of one unit's record and of
@@ -130,7 +137,7 @@ class _Builder:
             theta0=theta0, W=W, order=order, gradient=np.zeros(d), curvature=A, gradient_clip=b,
             hessian_clip=C_H, tilt=0.0, curvature_noise=0.0, residual_clip=1.0, clipped_share=math.nan,
             clipped_share_sd=math.nan, sigma=math.nan, mean=np.zeros(d), precision=np.eye(d),
-            prior_precision=L0, rounds=rounds, surprise=math.nan,
+            prior_precision=L0, rounds=rounds, surprise=math.nan, still_to_go=np.zeros(d),
         )  # fmt: skip
         residuals = Residuals(self._expansion, first)
         residual_sizes = self._histogram(self._probe(first, residuals))
@@ -157,6 +164,7 @@ class _Builder:
             first, gradient=gradient, curvature=curvature, tilt=tilt,
             curvature_noise=sd_A if order == 2 else 0.0, mean=mean, precision=precision,
             surprise=float(np.linalg.norm(slope)) / expected if expected > 0 else 0.0,
+            still_to_go=W @ np.linalg.solve(precision, slope),
         )  # fmt: skip
         tell("counting what is clipped")
         return self._bound_residuals(released, residuals, residual_sizes)
@@ -206,6 +214,11 @@ class _Builder:
             length, travelled, error = search.length, search.travelled, search.error
             self._tell(f"step {search.rounds} towards the mode, about {length:.3g} sds away")
             if last:
+                if length - travelled > 2 * QUADRATIC * root_n:
+                    raise SearchLost(
+                        f"it ended {length:.3g} posterior standard deviations away, and took "
+                        f"{search.rounds} steps to get there"
+                    )
                 return search.theta, search.W, search.rounds
             # From afar a rough direction will do; nearby, the place is wanted to a fraction of an sd.
             left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
@@ -223,9 +236,13 @@ class _Builder:
             map(norms, self._expansion.gradients(theta, W)), _SEARCH_HISTOGRAM, bins_per_octave=1
         )
         for_gradient = 0.65 * share
-        # Long gradients may be clipped here, for less noise. But clipped Hessians of a small group of records
-        # would make every step too long in its direction.
-        b = 1.05 * sizes.quantile(_SEARCH_KEPT)
+        # Where 2 % of the records are positive outcomes, these are what is beyond the quantile, and without
+        # them the search ends in the wrong place. Clipped Hessians of a small group of records would make
+        # every step too long in its direction.
+        b = max(
+            1.05 * sizes.quantile(_SEARCH_KEPT),
+            balanced_bound(sizes, self._purse.multiplier(for_gradient)),
+        )
         gradient, sd = self._noisy_gradient(theta, W, b, for_gradient)
         M, sd_M = self._noisy_curvature(theta, W, share - for_gradient, _SEARCH_HISTOGRAM)
         return gradient, sd, M, sd_M
@@ -289,9 +306,8 @@ class _Builder:
         sizes = np.empty(self._n)
         for k in range(_PROBES):
             u, new = anchor.mean + rng.standard_normal((2, d)) @ root
-            with np.errstate(all="ignore"):
-                ratios = residuals(new) - residuals(u)
-                sizes[k::_PROBES] = np.abs(ratios[k::_PROBES]) / anchor.bound(u, new)
+            ratios = residuals(new) - residuals(u)
+            sizes[k::_PROBES] = np.abs(ratios[k::_PROBES]) / anchor.bound(u, new)
         yield sizes
 
 

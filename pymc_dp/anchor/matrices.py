@@ -11,21 +11,18 @@ Vector = NDArray[np.float64]
 
 def norms(vectors: Vector) -> Vector:
     """Euclidean norm of each row."""
-    with np.errstate(all="ignore"):
-        return np.asarray(np.linalg.norm(vectors, axis=1))
+    return np.asarray(np.linalg.norm(vectors, axis=1))
 
 
 def shrink(norms: Vector, bound: float) -> Vector:
     """Factors that clip vectors of these norms; 0 for what is not finite."""
-    with np.errstate(all="ignore"):
-        return np.where(np.isfinite(norms), np.minimum(1.0, bound / np.maximum(norms, 1e-300)), 0.0)
+    return np.where(np.isfinite(norms), np.minimum(1.0, bound / np.maximum(norms, 1e-300)), 0.0)
 
 
 def clip(vectors: Vector, bound: float) -> Vector:
     """Rows clipped to a norm; those that are not finite become 0."""
     factors = shrink(norms(vectors), bound)[:, None]
-    with np.errstate(all="ignore"):
-        return np.where(factors > 0, vectors, 0.0) * factors
+    return np.where(factors > 0, vectors, 0.0) * factors
 
 
 def as_vectors(matrices: Vector) -> Vector:

@@ -63,6 +63,8 @@ class Anchor:
     surprise : float
         Length of the log posterior's gradient at the anchor's own mode, where it should be 0, beside what
         noise explains: about 1 if all is well.
+    still_to_go : ndarray, shape (d,)
+        How far that gradient, noise and all, would move every parameter.
     """
 
     theta0: Vector
@@ -83,6 +85,7 @@ class Anchor:
     prior_precision: Vector
     rounds: int
     surprise: float
+    still_to_go: Vector
 
     def to_theta(self, u: Vector) -> Vector:
         """θ₀ + W u."""
@@ -96,6 +99,17 @@ class Anchor:
         """Clipping bound of a unit's residual ratio; the same in both directions."""
         far = max(float(np.linalg.norm(u)), float(np.linalg.norm(new)))
         return self.residual_clip * float(np.linalg.norm(new - u)) * far**self.order
+
+    def in_sds(self, moved: Vector) -> Vector:
+        """Moves of θ, shape (d,) or (d, k), in posterior standard deviations of every parameter."""
+        sds = np.sqrt(np.diag(self.W @ np.linalg.solve(self.precision, self.W.T)))
+        return np.asarray((moved.T / sds).T)
+
+    @property
+    def tilts(self) -> Vector:
+        """:attr:`tilt_in_sds` of every parameter of θ, shape (d,)."""
+        moved = self.W @ np.linalg.solve(self.precision, np.linalg.cholesky(self.noise_covariance))
+        return np.linalg.norm(self.in_sds(moved), axis=1)
 
     @property
     def typical_distance(self) -> float:
@@ -145,7 +159,11 @@ class Anchor:
 
 
 class Expansion:
-    """Units' tempered log-likelihoods and their derivatives in the coordinates of an anchor. Private."""
+    """Units' tempered log-likelihoods and their derivatives in the coordinates of an anchor. Private.
+
+    May overflow: to be drawn from by a release, which does so :func:`in silence
+    <pymc_dp.privacy.clipping.in_silence>`.
+    """
 
     def __init__(
         self,
@@ -174,24 +192,18 @@ class Expansion:
         r""":math:`T \ell_i`, shape (units,)."""
         values = self._likelihood(theta)
         if self._tempering != 1:
-            with np.errstate(all="ignore"):
-                values *= self._tempering
+            values *= self._tempering
         return values
 
     def gradients(self, theta: Vector, W: Vector) -> Iterator[Vector]:
         r"""Chunks of :math:`T W^\top \nabla\ell_i`."""
         for chunk in self._gradients(theta):
-            # Never across a yield: generators may end in any order, and would restore the wrong state.
-            with np.errstate(all="ignore"):
-                rotated = chunk @ (self._tempering * W)
-            yield rotated
+            yield chunk @ (self._tempering * W)
 
     def hessians(self, theta: Vector, W: Vector) -> Iterator[Vector]:
         r"""Chunks of :math:`T W^\top \nabla^2\ell_i W` as vectors of the same Frobenius norm."""
         for chunk in self._hessian_chunks(theta):
-            with np.errstate(all="ignore"):
-                rotated = as_vectors(W.T @ chunk @ (self._tempering * W))
-            yield rotated
+            yield as_vectors(W.T @ chunk @ (self._tempering * W))
 
     def _hessian_chunks(self, theta: Vector) -> Iterable[Vector]:
         if not self.keeps_hessians:
@@ -238,14 +250,13 @@ class Residuals:
         if a.order == 2 and factors is None:
             v = np.append(u, as_vectors(np.outer(u, u)) / 2)
         subtract_terms(h, at_zero, columns, v)
-        with np.errstate(all="ignore"):
-            if a.order == 1:
-                # A public share of the curvature, the same for all, added back by `log_ratio`.
-                h += (u @ a.curvature @ u) / (2 * len(h))
-            elif factors is not None:
-                along = self._expansion.curvature_along(a.theta0, a.W @ u)
-                along *= factors
-                h -= along
+        if a.order == 1:
+            # A public share of the curvature, the same for all, added back by `log_ratio`.
+            h += (u @ a.curvature @ u) / (2 * len(h))
+        elif factors is not None:
+            along = self._expansion.curvature_along(a.theta0, a.W @ u)
+            along *= factors
+            h -= along
         return h
 
     def _prepare(self) -> tuple[Vector, NDArray[np.float32], Vector | None]:

@@ -22,6 +22,7 @@ from pymc_dp.exceptions import (
     PrivacyConfigurationError,
     PrivacyError,
     UnsupportedModelError,
+    refuses_from_outside,
 )
 from pymc_dp.federated.agreement import (
     BINS_PER_OCTAVE,
@@ -90,6 +91,7 @@ class Owner:
     one unit's record and of the request (Dong, Roth and Su, 2022; Yıldırım, 2016, section 3.2.2).
     """
 
+    @refuses_from_outside
     def __init__(
         self,
         *,
@@ -186,6 +188,7 @@ class Owner:
             "all other owners together."
         )
 
+    @refuses_from_outside
     def answer(self, kind: str, request: Mapping[str, Vector]) -> Answer:
         """Answer one request, and charge for it before data are read.
 
@@ -333,8 +336,7 @@ class Owner:
     def _ratio(self, at: dict[str, Vector], releases: Releases, permit: Permit) -> Answer:
         def ratios() -> Any:
             before, after = self._likelihood(at["theta"]), self._likelihood(at["proposal"])
-            with np.errstate(all="ignore"):
-                yield after - before
+            yield after - before
 
         (z,) = releases.multipliers
         bound = float(at["bound"])

@@ -13,7 +13,7 @@ from pymc.model.fgraph import clone_model
 
 from pymc_dp.anchor.build import balanced_bound
 from pymc_dp.anchor.matrices import as_matrix, floored, inverse_root
-from pymc_dp.anchor.search import QUADRATIC, NewtonSearch, prior_precision
+from pymc_dp.anchor.search import QUADRATIC, NewtonSearch, SearchLost, prior_precision
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.federated.agreement import (
     BINS_PER_OCTAVE,
@@ -179,12 +179,20 @@ class _Search:
         """See :func:`find_surrogate`."""
         search = NewtonSearch(initial_theta(self._prior), self._n, self._log_public)
         try:
-            for k in range(self._rounds):
-                (gradient, M), (sd, sd_M), _ = self._look("search", search.theta, search.W)
-                search.step(gradient, sd, M, sd_M)
-                self._tell(f"round {k + 1} of {self._rounds}, about {search.length:.3g} sds away")
-            return self._measure(search.theta, search.W)
-        except (np.linalg.LinAlgError, FloatingPointError, OverflowError):
+            with np.errstate(all="ignore"):  # of released numbers; what is not finite is refused
+                for k in range(self._rounds):
+                    (gradient, M), (sd, sd_M), _ = self._look("search", search.theta, search.W)
+                    search.step(gradient, sd, M, sd_M)
+                    self._tell(
+                        f"round {k + 1} of {self._rounds}, about {search.length:.3g} sds away"
+                    )
+                return self._measure(search.theta, search.W)
+        except SearchLost as lost:
+            raise PrivacyError(
+                f"The search for the mode did not arrive: {lost}. What the owners have answered stays "
+                "charged. Larger budgets, or priors that say more, would help."
+            ) from None
+        except (np.linalg.LinAlgError, OverflowError):
             raise PrivacyError(
                 "The owners' noisy answers lead nowhere: their equations have no solution. They stay "
                 "charged. Larger budgets, or priors that say more, would help."
@@ -209,7 +217,7 @@ class _Search:
             clipped=clipped, clipped_sd=clipped_sd, parameters=parameters_digest(self._prior),
         )  # fmt: skip
         off = float(np.linalg.norm(root @ (gradient + slope)))
-        if off > QUADRATIC * math.sqrt(self._n) + 4 * found.tilt * math.sqrt(d):
+        if not off <= QUADRATIC * math.sqrt(self._n) + 4 * found.tilt * math.sqrt(d):
             raise PrivacyError(
                 f"The search for the mode did not arrive: by its own measurement it is {off:.0f} posterior "
                 "standard deviations away. What the owners have answered stays charged. Larger budgets, more "

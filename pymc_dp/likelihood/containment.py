@@ -17,6 +17,7 @@ from pymc_dp.likelihood.nodes import (
     quoting_nothing,
     shape_constants,
     shapes_of_data,
+    shared_variables,
     values_of,
 )
 
@@ -35,9 +36,9 @@ def refuse_private_outside_likelihood(
     def private_source(graphs: Sequence[Variable], blockers: Sequence[Variable]) -> str | None:
         shapes = set(shape_constants(graphs, blockers))
         blockers = [*blockers, *shapes_of_data(graphs, blockers)]
-        for undeclared in set(ancestors(graphs, blockers=blockers)) & set(model.data_vars):
-            if undeclared.name not in public:
-                return undeclared.name
+        for shared in shared_variables(model, graphs, blockers):
+            if shared.name not in public:
+                return shared.name or "a shared variable"
         for node in all_data_nodes(graphs, blockers):
             if node in shapes:
                 continue

@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pymc as pm
 from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
@@ -45,9 +46,9 @@ class RecordData:
         False if the user declared it public.
     """
 
-    variable: Variable
+    variable: Variable = field(repr=False)
     name: str
-    values: NDArray[Any]
+    values: NDArray[Any] = field(repr=False)
     axis: int
     private: bool
 
@@ -98,6 +99,31 @@ def data_nodes(outputs: Sequence[Variable], blockers: Sequence[Variable] = ()) -
         if isinstance(v, SharedVariable | Constant)
         and not isinstance(v.type, RandomType)
         and getattr(v.type, "ndim", 0) > 0
+    ]
+
+
+def shared_variables(
+    model: pm.Model, outputs: Sequence[Variable], blockers: Sequence[Variable] = ()
+) -> list[SharedVariable]:
+    """Shared variables that `outputs` depend on and that can hold data.
+
+    That is all but random generators and the lengths of dimensions: a single number may be the mean
+    of all records, whoever made the variable.
+    """
+
+    def is_length(v: SharedVariable) -> bool:
+        # Graphs of initial values hold copies, so it is known by its name and its value.
+        length = model.dim_lengths.get(v.name)
+        return (
+            isinstance(length, SharedVariable | Constant)
+            and v.type.ndim == 0
+            and v.get_value() == values_of(length)
+        )
+
+    return [
+        v
+        for v in dict.fromkeys(graph_inputs(outputs, blockers=list(blockers)))
+        if isinstance(v, SharedVariable) and not isinstance(v.type, RandomType) and not is_length(v)
     ]
 
 

@@ -159,9 +159,13 @@ class RecordLikelihood:
         return np.concatenate(terms) if terms else np.empty(0)
 
     def rows(self, which: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
-        """The data of some records, one array per data node."""
+        """The data of some records, one array per data node.
+
+        In C order, as the copies are with a stand-in for a record that raises: with another layout
+        of the same numbers, matrix products differ in last bits, and would tell of that record.
+        """
         return [
-            x[which] if axis == 0 else x[(slice(None),) * axis + (which,)]
+            np.ascontiguousarray(x[which] if axis == 0 else x[(slice(None),) * axis + (which,)])
             for x, axis in zip(self._data, self._axes, strict=True)
         ]
 
@@ -273,8 +277,29 @@ class RecordGraph(NamedTuple):
     rows: list[Variable]
 
 
-def record_graph(model: pm.Model, roles: Roles) -> RecordGraph:
-    """Derive the log-likelihood of symbolic record rows."""
+class ObservedRows(NamedTuple):
+    """The observed variables as functions of symbolic record rows, and of parameters.
+
+    Parameters
+    ----------
+    rvs : list of Variable
+        The random variables.
+    values : list of Variable
+        What was observed of them.
+    parameters : list of Variable
+        In place of the free variables, in the model's order.
+    rows : list of Variable
+        One input per ``roles.record_data``, of any number of records.
+    """
+
+    rvs: list[Variable]
+    values: list[Variable]
+    parameters: list[Variable]
+    rows: list[Variable]
+
+
+def rebuild_observed(model: pm.Model, roles: Roles, length: Variable | None = None) -> ObservedRows:
+    """Put symbolic rows in place of the records, and `length` in place of their number."""
     observed, free = list(model.observed_RVs), list(model.free_RVs)
     values = [model.rvs_to_values[rv] for rv in observed]
     rows = [_row_input(leaf, f"rows_{k}") for k, leaf in enumerate(roles.record_data)]
@@ -283,19 +308,27 @@ def record_graph(model: pm.Model, roles: Roles) -> RecordGraph:
         leaf.variable: _like(leaf.variable, row)
         for leaf, row in zip(roles.record_data, rows, strict=True)
     } | parameters
-    length = rows[0].shape[roles.record_data[0].axis]
+    if length is None:
+        length = rows[0].shape[roles.record_data[0].axis]
     replacements |= _lengths([*observed, *values], replacements, model, roles, length)
-    names = [rv.name for rv in observed]
+    rebuilt = clone_replace([*observed, *values], replacements, rebuild_strict=False)
+    return ObservedRows(
+        rebuilt[: len(observed)], rebuilt[len(observed) :], list(parameters.values()), rows
+    )
+
+
+def record_graph(model: pm.Model, roles: Roles) -> RecordGraph:
+    """Derive the log-likelihood of symbolic record rows."""
+    names = [rv.name for rv in model.observed_RVs]
     with quoting_nothing(
         f"The per-record log-likelihood of {names} could not be derived ({{error}}). {WRAP_DATA}"
     ):
-        rebuilt = clone_replace([*observed, *values], replacements, rebuild_strict=False)
-        rebuilt_rvs, rebuilt_values = rebuilt[: len(observed)], rebuilt[len(observed) :]
-        log_densities = conditional_logp(dict(zip(rebuilt_rvs, rebuilt_values, strict=True)))
-        total = sum_observed([log_densities[v] for v in rebuilt_values], names, roles.observed_axes)
-        constrained = model.replace_rvs_by_values(free)
+        rvs, values, parameters, rows = rebuild_observed(model, roles)
+        log_densities = conditional_logp(dict(zip(rvs, values, strict=True)))
+        total = sum_observed([log_densities[v] for v in values], names, roles.observed_axes)
+        constrained = model.replace_rvs_by_values(list(model.free_RVs))
         (total,) = clone_replace(
-            [total], dict(zip(parameters.values(), constrained, strict=True)), rebuild_strict=False
+            [total], dict(zip(parameters, constrained, strict=True)), rebuild_strict=False
         )
         (total, *parts), theta = join_values(model, [total, *model.value_vars])
         total, *parts = lower_named_dims([total, *parts])

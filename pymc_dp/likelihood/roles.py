@@ -28,6 +28,7 @@ from pymc_dp.likelihood.nodes import (
     is_excerpt,
     refuse_hidden,
     shape_constants,
+    shared_variables,
     values_of,
 )
 
@@ -284,8 +285,18 @@ def _unit_codes(unit: Any, n: int) -> tuple[NDArray[np.int64] | None, int]:
         raise PrivacyConfigurationError(
             f"`unit` as an array holds integer or text identifiers. Found dtype {ids.dtype}."
         )
-    labels, codes = np.unique(ids, return_inverse=True)
-    return codes.astype(np.int64), len(labels)
+    return numbered(ids)
+
+
+def numbered(ids: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
+    """Number identifiers as they first appear, and count them.
+
+    In the order of the identifiers themselves, one person's would move the place of all others.
+    """
+    labels, first, codes = np.unique(ids, return_index=True, return_inverse=True)
+    place = np.empty(len(labels), dtype=np.int64)
+    place[np.argsort(first)] = np.arange(len(labels))
+    return place[codes], len(labels)
 
 
 def _refuse_repeated_labels(model: pm.Model, record_dims: frozenset[str]) -> None:
@@ -328,9 +339,8 @@ def _sort_data(
     others: list[tuple[str, NDArray[Any]]] = []
     graphs = [*model.observed_RVs, *observed_values]
     shapes = set(shape_constants(graphs, model.free_RVs))
-    used = set(ancestors(graphs, blockers=model.free_RVs))
-    for node in model.data_vars:
-        if node in used and node.type.ndim == 0 and node.name not in public:
+    for node in shared_variables(model, graphs, model.free_RVs):
+        if node.type.ndim == 0 and node.name not in public:
             _refuse_without_record_axis(model, node, values_of(node), n, node.name)
     for node in data_nodes(graphs, blockers=model.free_RVs):
         if node in shapes:
@@ -400,10 +410,10 @@ def _refuse_without_record_axis(
         f"The `pm.Data` node {name!r}, of shape {values.shape}, has no record axis, so it could "
         "hold statistics of all records. If it holds nothing private, say so: "
         f"`public=[{node.name!r}]`."
-        if node.name
-        else f"A shared variable of shape {values.shape} has no record axis, so it could hold "
-        "statistics of all records. If it holds nothing private, make it a `pm.Data` and name it "
-        "in `public`."
+        if node in model.data_vars
+        else f"A shared variable{f' {node.name!r}' if node.name else ''} of shape {values.shape} has no "
+        "record axis, so it could hold statistics of all records. If it holds nothing private, make it a `pm.Data` "
+        "and name it in `public`."
     )
 
 

@@ -207,8 +207,7 @@ class _Observed(NamedTuple):
 
     def of(self, rows: NDArray[Any]) -> _Array:
         """S of some records, shape (records, size). `rows` has the records on its first axis."""
-        with np.errstate(all="ignore"):  # a warning would tell that some record caused it
-            return self.statistic.of(rows.astype(self.dtype)).reshape(len(rows), self.size)
+        return self.statistic.of(rows.astype(self.dtype)).reshape(len(rows), self.size)
 
     def examples(self) -> NDArray[Any]:
         """Made-up records, shape (_PROBES, *shape)."""

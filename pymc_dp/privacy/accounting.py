@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 from scipy.special import erfc, erfcx
 
 from pymc_dp.exceptions import PrivacyConfigurationError
@@ -53,6 +54,9 @@ _LEAST_DELTA = 1e-100
 _SHARES = (0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
 
 _CURVE_POINTS = 24
+
+# What is left of a budget is 0 below this part of it, as a power of e.
+_NEGLIGIBLE = 10.0
 
 
 def check_epsilon(epsilon: float) -> float:
@@ -221,6 +225,39 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     if len(gaussians) == len(others):
         bounds.append(rdp_epsilon(rdp + ORDERS * gaussian_mu(gaussians) ** 2 / 2, delta))
     return _rounded_up(min(bounds))
+
+
+def epsilon_that_fits(events: Iterable[Event], epsilon: float, delta: float) -> float:
+    """Largest ε, at `delta`, of Gaussian releases that may follow `events` within (ε, δ); rounded down.
+
+    Parameters
+    ----------
+    events : iterable of Event
+        What has been released.
+    epsilon, delta : float
+        The budget of both together.
+    """
+    events = list(events)
+    if math.isinf(epsilon) or not events:
+        return epsilon
+    if not composed_epsilon(events, delta) < epsilon:
+        return 0.0
+    mu = gaussian_mu_within(epsilon, delta)
+    gaussians = [e for e in events if isinstance(e, Gaussian)]
+    if len(gaussians) == len(events):
+        left = mu * mu - gaussian_mu(gaussians) ** 2
+        mu = math.sqrt(max(left, 0.0))
+    else:
+
+        def excess(log_mu: float) -> float:
+            return composed_epsilon([*events, Gaussian(math.exp(-log_mu))], delta) - epsilon
+
+        least = math.log(mu) - _NEGLIGIBLE
+        if excess(least) > 0:
+            return 0.0
+        mu = math.exp(brentq(excess, least, math.log(mu) + 1e-6, xtol=1e-6) - 2e-6)
+    # A run's own ε, and that of all of them, are pushed up.
+    return float(gaussian_epsilon(mu, delta)) * (1 - 4 * _RELATIVE_MARGIN)
 
 
 def _merged(events: Iterable[Event]) -> list[Event]:

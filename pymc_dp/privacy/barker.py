@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.privacy.clipping import RESOLUTION
+from pymc_dp.privacy.clipping import RESOLUTION, in_silence
 from pymc_dp.privacy.events import BarkerBatch
 from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import NoiseSource
@@ -71,7 +71,7 @@ def noisy_batch_mean(
     address = permit.take(BarkerBatch(variance, batch_size, units))
     batch = fixed_size_sample(units, batch_size, secret_words(noise, address))
     total, squares = 0, 0.0
-    with np.errstate(all="ignore"):
+    with in_silence():
         for chunk in terms_of(batch):
             x = np.clip(np.nan_to_num(chunk / bound, nan=0.0, posinf=1.0, neginf=-1.0), -1.0, 1.0)
             total += int(np.trunc(x * RESOLUTION).astype(np.int64).sum())

@@ -11,6 +11,15 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+
+def in_silence() -> np.errstate:
+    """Around whatever reads records: a floating point warning, or error, would tell of the one that caused it.
+
+    Every release draws its terms within it, so that what computes them need not think of it.
+    """
+    return np.errstate(all="ignore")
+
+
 RESOLUTION = 2**26
 """Integer that stands for one clipping bound B: a unit adds at most this much to the sum."""
 
@@ -146,7 +155,8 @@ def clipped_sum(
     Parameters
     ----------
     terms : iterable of ndarray
-        Chunks of per-unit terms, each of shape (units,) or (units, dimension).
+        Chunks of per-unit terms, each of shape (units,) or (units, dimension). What computes them may
+        overflow: it is drawn on :func:`in_silence`.
     bound : float
         Clipping bound B > 0 in the Euclidean norm.
     dimension : int, optional
@@ -158,6 +168,7 @@ def clipped_sum(
         In units of B / :data:`RESOLUTION`. Private.
     """
     total = np.zeros(dimension or 1, dtype=np.int64)
-    for chunk in terms:
-        add_clipped(chunk, bound, total)
+    with in_silence():
+        for chunk in terms:
+            add_clipped(chunk, bound, total)
     return total

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.privacy.clipping import RESOLUTION
+from pymc_dp.privacy.clipping import RESOLUTION, in_silence
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import NoiseSource
@@ -142,7 +142,8 @@ class KeptSum:
     def _sum(self) -> list[int]:
         """Exact: whole numbers of at most RESOLUTION each, fewer than 2^36 of them."""
         total = np.zeros(self._size, dtype=np.int64)
-        for chunk in self._vectors():
-            inside = np.clip(np.nan_to_num(chunk, nan=0.0), -1.0, 1.0)
-            total += np.rint(RESOLUTION * inside).astype(np.int64).sum(axis=0)
+        with in_silence():
+            for chunk in self._vectors():
+                inside = np.clip(np.nan_to_num(chunk, nan=0.0), -1.0, 1.0)
+                total += np.rint(RESOLUTION * inside).astype(np.int64).sum(axis=0)
         return [int(t) for t in total]

@@ -2,22 +2,30 @@
 
 Backed by SQLite because chains run in separate processes and analyses in separate scripts, and
 because the host restores a step's state before every chain: a count kept in the step alone could
-be wound back. Nothing is ever deleted or refunded. No data, and no hash of data, are stored.
+be wound back. What is released stays charged; only what a run that gave up has not released is given
+back. No data, and no hash of data, are stored.
 """
 
+import math
 import os
+import secrets
 import sqlite3
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pymc_dp.exceptions import LedgerError, PrivacyBudgetExceeded, PrivacyConfigurationError
-from pymc_dp.privacy.accounting import check_delta, check_epsilon, composed_epsilon
-from pymc_dp.privacy.events import Event, from_json, times, to_json
+from pymc_dp.privacy.accounting import (
+    check_delta,
+    check_epsilon,
+    composed_epsilon,
+    epsilon_that_fits,
+)
+from pymc_dp.privacy.events import Event, Gaussian, from_json, times, to_json
 
 FORMAT_VERSION = 1
 _APPLICATION_ID = 0x70796470  # "pydp" in ASCII: how SQLite files say whose they are
@@ -145,6 +153,9 @@ class PrivacyLedger:
     Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022). For runs that sample units, or mix
     Laplace with other noise, no such theorem is known: fix their settings before the first of them.
 
+    A file is created whole or not at all, and one of zero bytes (a full disk, a power cut) is refused:
+    it may have held an account.
+
     Examples
     --------
     >>> ledger = PrivacyLedger(epsilon=4.0, delta=1e-6)
@@ -167,7 +178,7 @@ class PrivacyLedger:
             weakref.finalize(self, _remove_temporary, self.path, os.getpid())
         else:
             self.path = Path(path).absolute()
-        is_new = not self.path.exists() or self.path.stat().st_size == 0
+        is_new = not self.path.exists()
         if is_new and (epsilon is None or delta is None):
             raise PrivacyConfigurationError(
                 "A new ledger needs its total budget: PrivacyLedger(path, epsilon=..., delta=...)."
@@ -176,9 +187,14 @@ class PrivacyLedger:
             None if epsilon is None else check_epsilon(epsilon),
             None if delta is None else check_delta(delta),
         )
+        if is_new:
+            self._create_file(*budget)
+        elif self.path.is_file() and self.path.stat().st_size == 0:
+            raise LedgerError(
+                f"{self.path} is empty. If it held an account, restore it from a backup: a budget whose "
+                "spending is unknown must count as spent. If it never did, delete it."
+            )
         with self._open() as db:
-            if is_new:
-                self._create(db, *budget)
             self._check_format(db)
             self._write_ahead(db)
             account = db.execute("SELECT epsilon, delta FROM account").fetchall()
@@ -204,11 +220,12 @@ class PrivacyLedger:
         return composed_epsilon(self.events(), self.delta)
 
     def remaining(self) -> float:
-        """The budget's ε minus :meth:`spent`.
+        """Largest ε, at the account's δ, that another run may have.
 
-        A guide only: releases compose better than their ε add up, so more than this may fit.
+        More than the budget's ε minus :meth:`spent`: releases compose better than their ε add up. It is
+        what fits a run of Gaussian releases; rounded down.
         """
-        return max(0.0, self.epsilon - self.spent())
+        return epsilon_that_fits(self.events(), self.epsilon, self.delta)
 
     def events(self) -> tuple[Event, ...]:
         """Every release reserved so far, in order."""
@@ -247,11 +264,11 @@ class PrivacyLedger:
             cost = composed_epsilon([*events, *(e for p in plans for e in p.total)], self.delta)
             if not cost <= self.epsilon:
                 spent = composed_epsilon(events, self.delta)
+                fits = epsilon_that_fits(events, self.epsilon, self.delta)
                 raise PrivacyBudgetExceeded(
                     f"{plans[0].description} would bring the account to ε = {cost:.4g} at "
                     f"δ = {self.delta:g}; its budget is ε = {self.epsilon:g}, of which "
-                    f"{spent:.4g} is spent. Ask for a smaller `epsilon` or for fewer draws, "
-                    "chains or tuning steps. Nothing was released and nothing was charged."
+                    f"{spent:.4g} is spent. {what_fits(fits)} Nothing was released and nothing was charged."
                 )
             for plan in plans:
                 db.execute(
@@ -320,6 +337,50 @@ class PrivacyLedger:
             )
         return Permit(slot, used, plan.events)
 
+    def settle(self, plan: RunPlan, released: tuple[Event, ...]) -> bool:
+        """Close a run that is over, at what it has released; the rest is given back.
+
+        A closed run hands out no more permits. Which run is closed, and at what, must be a function of
+        releases: then it is a choice of later releases like any other, and a filter allows it. None is
+        known for accounts with other than Gaussian releases, and there nothing is given back.
+
+        Parameters
+        ----------
+        plan : RunPlan
+            As it was reserved.
+        released : tuple of Event
+            What the run has released in all. Nothing may be left out: nobody can check it here but for
+            this, that a run of which no iteration is counted is the only one that may have released none,
+            and that it is not more than was reserved.
+
+        Returns
+        -------
+        bool
+            Whether the rest was given back.
+
+        Raises
+        ------
+        LedgerError
+            If the run was not reserved like this, or if `released` cannot be all, or is more.
+        """
+        with self._open(durable=True) as db, _transaction(db):
+            runs = self._runs(db)
+            if plan not in runs:
+                raise LedgerError("The ledger has not reserved this run, or with another plan.")
+            (used,) = db.execute(
+                "SELECT COALESCE(SUM(used), 0) FROM slots WHERE run = ?", (plan.run,)
+            ).fetchone()
+            least = composed_epsilon(released, self.delta)
+            if (used and not released) or least > composed_epsilon(plan.total, self.delta):
+                raise LedgerError("A run cannot be settled at this.")
+            filtered = all(isinstance(e, Gaussian) for p in runs for e in p.events)
+            if filtered:
+                db.execute(
+                    "UPDATE runs SET events = ?, chains = 1, iterations = 1 WHERE run = ?",
+                    (to_json(released), plan.run),
+                )
+        return filtered
+
     # -- the file ---------------------------------------------------------------------------
 
     @contextmanager
@@ -329,7 +390,7 @@ class PrivacyLedger:
         `durable` writes survive a power cut; the others, a crash of the process. An iteration's
         count is of the second kind, as its cost has been reserved durably before.
         """
-        try:
+        with _complaining(self.path):
             if self._connection is None or self._owner_pid != os.getpid():
                 self._connection = sqlite3.connect(
                     self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -341,21 +402,25 @@ class PrivacyLedger:
             if durable:
                 # Into the file itself, so that a copy of it alone knows what is spent.
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        except sqlite3.Error as error:
-            raise LedgerError(
-                f"The ledger {self.path} cannot be used: {error}. If its folder does not exist, make "
-                "it; if the file is read-only, make it writable; if it is damaged, restore it from a "
-                "backup, as a budget whose spending is unknown must count as spent."
-            ) from error
+
+    def _create_file(self, epsilon: float | None, delta: float | None) -> None:
+        """Make the file under another name, and link it into place: whole, and only if nobody was first."""
+        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        with _complaining(self.path):
+            try:
+                with closing(sqlite3.connect(draft, isolation_level=None)) as db:
+                    self._create(db, epsilon, delta)
+                with suppress(FileExistsError):
+                    _publish(draft, self.path)
+            finally:
+                draft.unlink(missing_ok=True)
 
     @staticmethod
     def _create(db: sqlite3.Connection, epsilon: float | None, delta: float | None) -> None:
         db.execute("BEGIN EXCLUSIVE")
-        (tables,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if not tables:  # another process may have been first
-            for statement in _SCHEMA.strip().split(";\n"):
-                db.execute(statement)
-            db.execute("INSERT INTO account VALUES (?, ?)", (epsilon, delta))
+        for statement in _SCHEMA.strip().split(";\n"):
+            db.execute(statement)
+        db.execute("INSERT INTO account VALUES (?, ?)", (epsilon, delta))
         db.execute("COMMIT")
 
     def _check_format(self, db: sqlite3.Connection) -> None:
@@ -385,6 +450,51 @@ class PrivacyLedger:
             "SELECT run, description, events, chains, iterations FROM runs ORDER BY rowid"
         )
         return [RunPlan(run, what, from_json(e), k, n) for run, what, e, k, n in rows]
+
+
+def what_fits(epsilon: float) -> str:
+    """What is left of an account, in a sentence. The number is rounded down, so that it does fit."""
+    if epsilon == 0:
+        return "Nothing more fits."
+    digits = 3 - math.floor(math.log10(epsilon))
+    return f"A run with `epsilon={math.floor(epsilon * 10**digits) / 10**digits:.{max(digits, 0)}f}` still fits."
+
+
+@contextmanager
+def _complaining(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the system say of a file into a :class:`LedgerError`."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise LedgerError(
+            f"The ledger {path} cannot be used: {error}. If its folder does not exist, make "
+            "it; if the file is read-only, make it writable; if it is damaged, restore it from a "
+            "backup, as a budget whose spending is unknown must count as spent."
+        ) from error
+
+
+def _publish(draft: Path, path: Path) -> None:
+    """Give a file its name in one go.
+
+    Raises
+    ------
+    FileExistsError
+        If there is one of that name.
+    """
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links; a copy that is cut is refused later
+        with path.open("xb") as file:
+            file.write(draft.read_bytes())
+            os.fsync(file.fileno())
+    with suppress(OSError):  # not every system lets a folder be flushed
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 @contextmanager

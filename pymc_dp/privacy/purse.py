@@ -3,7 +3,7 @@
 import math
 
 from pymc_dp.exceptions import PrivacyBudgetExceeded
-from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.ledger import Permit
 
 # Parts of a purse have iteration numbers beyond those of any chain: their noise must differ.
@@ -37,6 +37,13 @@ class Purse:
         self._parts = 0
         self.spent = 0.0
         """Share of the purse that is gone, of :math:`1/z^2`."""
+
+    def close(self) -> tuple[Event, ...]:
+        """Give out nothing more, and say what was, as the releases that it amounts to."""
+        spent, self.spent = self.spent, math.inf
+        if not 0 < spent < math.inf:
+            return ()
+        return (Gaussian(self._z / math.sqrt(min(spent, 1.0))),)
 
     def multiplier(self, share: float, count: int = 1) -> float:
         """Noise multiplier of `count` releases that cost `share` of the purse together."""

@@ -17,7 +17,7 @@ from pymc_dp.privacy.guarantee import describe
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.report.html import page
 from pymc_dp.report.wording import FALSE_ALARMS, account, recognised
-from pymc_dp.results import identify
+from pymc_dp.results import identify, on_still_chains, still_chains
 from pymc_dp.tables import as_html, as_text
 
 REPORT_SCHEMA_VERSION = 1
@@ -71,7 +71,10 @@ class PrivacyReport:
     added : tuple of str
         Groups of the result that were put into it after the release, and that nothing is known of.
     account : mapping, optional
-        Of the ledger: ``budget``, ``spent`` (both ε), ``delta`` and the number of ``runs``.
+        Of the ledger: ``budget``, ``spent`` and ``fits`` (all ε; the last what another run can have),
+        ``delta`` and the number of ``runs``.
+    remark : str
+        What has to be known of the draws before they are used; empty if nothing.
     """
 
     statement: str
@@ -92,6 +95,7 @@ class PrivacyReport:
     variables: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     account: Mapping[str, float] | None = None
+    remark: str = ""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -111,6 +115,8 @@ class PrivacyReport:
         ]
         if self.added:
             rows.insert(2, ("Not covered", ", ".join(self.added) + ": added after the release"))
+        if self.remark:
+            rows.insert(2, ("Beware", self.remark))
         if self.account is not None:
             rows.append(("Account", account(self.account)))
         rows += [("Releases", f"{e.count:,} {describe(e)}") for e in self.releases]
@@ -173,6 +179,7 @@ class PrivacyReport:
             "variables": list(self.variables),
             "added": list(self.added),
             "account": self.account and dict(self.account),
+            "remark": self.remark,
         }
         return json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -231,6 +238,7 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
             "This result carries no privacy statement. Pass it through `pymc_dp.release(...)` first."
         )
     post_processing = is_post_processing(groups)
+    still = [] if post_processing else still_chains(groups)
     run = None if post_processing else f"{identify(groups).privacy_run:016x}"
     host = groups["posterior"].attrs
     software = {"pymc-dp": str(attrs["pymc_dp_version"])}
@@ -256,6 +264,7 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
         variables=tuple(map(str, groups["posterior"].data_vars)),
         added=() if post_processing else tuple(sorted(set(groups) - _RELEASED_GROUPS)),
         account=None if ledger is None else _account(ledger, run),
+        remark=on_still_chains(still, groups["sample_stats"].sizes["chain"]) if still else "",
     )
 
 
@@ -276,6 +285,7 @@ def _account(ledger: PrivacyLedger, run: str | None) -> dict[str, float]:
     return {
         "budget": ledger.epsilon,
         "spent": ledger.spent(),
+        "fits": ledger.remaining(),
         "delta": ledger.delta,
         "runs": len(runs),
     }

@@ -37,7 +37,8 @@ def account(state: Mapping[str, float]) -> str:
     runs = int(state["runs"])
     return (
         f"ε = {state['spent']:.4g} spent of {state['budget']:g} at δ = {state['delta']:.3g}, by "
-        f"{'this run alone' if runs == 1 else f'{runs} runs together'}"
+        f"{'this run alone' if runs == 1 else f'{runs} runs together'}; another run can have "
+        f"ε = {state['fits']:.4g}"
     )
 
 
@@ -139,7 +140,8 @@ def not_covered(report: "PrivacyReport") -> list[str]:
             0,
             f"The groups {', '.join(report.added)}, which somebody added to the result after its "
             "release. If they were computed from the data, as log-likelihoods and predictions for the "
-            "people in the data are, they must not be published.",
+            "people in the data are, or are the data, as `pm.sample_posterior_predictive` adds them, they "
+            "must not be published. `pymc_dp.predict` predicts for public rows, and adds nothing private.",
         )
     if report.units is not None and report.delta * report.units >= 1:
         limits.insert(

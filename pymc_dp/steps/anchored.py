@@ -33,15 +33,16 @@ from scipy.special import ndtr
 
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
-from pymc_dp.anchor.search import QUADRATIC
+from pymc_dp.anchor.search import QUADRATIC, SearchLost
 from pymc_dp.exceptions import (
     NoAnchorError,
     PrivacyConfigurationError,
     PrivacyError,
     UnsupportedModelError,
 )
+from pymc_dp.likelihood.labels import largest, parameter_labels
 from pymc_dp.likelihood.records import initial_theta
-from pymc_dp.privacy.accounting import gaussian_epsilon
+from pymc_dp.privacy.accounting import composed_epsilon, gaussian_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
@@ -68,6 +69,10 @@ _SURPRISE_WARNING, _SURPRISE_REFUSAL = 3.0, 5.0
 
 
 _NOT_ARRIVED = "The private search for the posterior's mode did not arrive"
+
+
+class _OfNoUse(Exception):
+    """Why an anchor is of no use."""
 
 
 @dataclass_state
@@ -113,7 +118,7 @@ class DPAnchored(PrivateStep):
         If a setting is out of its range.
     PrivacyError
         While sampling, if the private search for the mode did not arrive, if the anchor contradicts itself,
-        or if too many units would be clipped. The anchor's cost is spent then.
+        or if too many units would be clipped. What it has cost until then is spent, and no more.
 
     Notes
     -----
@@ -136,10 +141,10 @@ class DPAnchored(PrivateStep):
         *,
         draws: int,
         tune: int = 0,
-        chains: int = 1,
+        chains: int,
         epsilon: float | None = None,
         delta: float | None = None,
-        anchor_share: float = 0.7,
+        anchor_share: float = 0.98,
         noise_aware: bool = True,
         tempering: float | None = None,
         unit: str | int | ArrayLike | None = None,
@@ -244,24 +249,31 @@ class DPAnchored(PrivateStep):
         if self.anchor is None:
             self.reserve()
             first = self.guarantee.first_plan
-            permit = self.ledger.charge(first, self.ledger.claim(first), 0)
+            purse = Purse(self.ledger.charge(first, self.ledger.claim(first), 0), self._z_anchor)
             try:
-                anchor = build_anchor(
-                    self._expansion,
-                    self._log_public,
-                    initial_theta(self.model),
-                    Purse(permit, self._z_anchor),
-                    self._noise,
-                    chain_multiplier=self._z,
-                    on_progress=lambda what: _log.info("Anchor: %s", what),
-                )
-                self._check(anchor)
-                self._prepare_moves(anchor)
-            except (np.linalg.LinAlgError, FloatingPointError, OverflowError):
-                # Of released numbers only; but they lead nowhere.
-                raise PrivacyError(
-                    self._failure(f"{_NOT_ARRIVED}: its noisy equations have no solution")
-                ) from None
+                # Floating point errors, if a user has them raised, would tell of records, or lose the run.
+                with np.errstate(all="ignore"):
+                    anchor = build_anchor(
+                        self._expansion,
+                        self._log_public,
+                        initial_theta(self.model),
+                        purse,
+                        self._noise,
+                        chain_multiplier=self._z,
+                        on_progress=lambda what: _log.info("Anchor: %s", what),
+                    )
+                    self._check(anchor)
+                    self._prepare_moves(anchor)
+            except SearchLost as lost:
+                why = f"{_NOT_ARRIVED}: {lost}"
+            except _OfNoUse as refusal:
+                why = str(refusal)
+            except (np.linalg.LinAlgError, OverflowError):  # of released numbers
+                why = f"{_NOT_ARRIVED}: its noisy equations have no solution"
+            else:
+                why = ""
+            if why:
+                raise PrivacyError(self._give_up(why, purse.close() or self.once))
             self._residuals = Residuals(self._expansion, anchor)
             self.guarantee = replace(self.guarantee, measured=self._report(anchor))
             register_guarantee(self.guarantee)
@@ -285,37 +297,35 @@ class DPAnchored(PrivateStep):
         """Refuse an anchor that is of no use; warn of one that is of little."""
         off, root_d = float(np.linalg.norm(anchor.mean)), math.sqrt(len(anchor.mean))
         by_noise = 4 * anchor.tilt * root_d
+        labels = parameter_labels(self.model)
         if not off <= QUADRATIC * math.sqrt(self._roles.n_units) + by_noise:
-            raise PrivacyError(
-                self._failure(
-                    f"{_NOT_ARRIVED}: by its own measurement it is {off:.0f} posterior sds away"
-                )
+            raise _OfNoUse(
+                f"{_NOT_ARRIVED}: by its own measurement it is {off:.0f} posterior sds away"
             )
         clipped = anchor.clipped_share - 2 * anchor.clipped_share_sd
         if clipped > _CLIPPED_REFUSAL:
-            raise PrivacyError(
-                self._failure(
-                    f"At least {clipped:.0%} of the records would be clipped, and the draws come from "
-                    "something other than the posterior (limit covariates to a public range, or "
-                    "transform them, so that no group of records stands far out)"
-                )
+            raise _OfNoUse(
+                f"At least {clipped:.0%} of the records would be clipped, and the draws come from "
+                "something other than the posterior (limit covariates to a public range, or "
+                "transform them, so that no group of records stands far out)"
             )
         # Without other causes the surprise is about 1 ± 1/√(2d), the spread of a χ distribution.
         surprise = (anchor.surprise - 1) * math.sqrt(2) * root_d
+        further = largest(labels, np.abs(anchor.in_sds(anchor.still_to_go)))
         if surprise > _SURPRISE_REFUSAL:
-            raise PrivacyError(
-                self._failure(
-                    f"The anchor contradicts itself: at its own mode the gradient is {anchor.surprise:.1f} "
-                    "times as long as noise explains. A small group of records that alone determines a "
-                    "parameter (a rare category) can cause this, or a strongly curved posterior"
-                )
+            raise _OfNoUse(
+                f"The anchor contradicts itself: at its own mode the gradient is {anchor.surprise:.1f} "
+                f"times as long as noise explains, and would move, in posterior sds, {further}. A small "
+                "group of records that alone determines a parameter (a rare category) can cause this, or a "
+                "strongly curved posterior"
             )
         if surprise > _SURPRISE_WARNING:
             _log.warning(
-                "At the anchor's own mode the gradient is %.1f times as long as noise explains: some "
-                "parameters may be further off than their intervals say, those that few records determine "
-                "first of all. A larger `epsilon`, or fewer such parameters, would help.",
+                "At the anchor's own mode the gradient is %.1f times as long as noise explains, and would "
+                "move, in posterior standard deviations, %s: these may be further off than their intervals "
+                "say. A larger `epsilon`, or fewer parameters that few records determine, would help.",
                 anchor.surprise,
+                further,
             )
         if clipped > _CLIPPED_WARNING:
             _log.warning(
@@ -325,15 +335,17 @@ class DPAnchored(PrivateStep):
             )
         if off > 4 * root_d + by_noise:
             _log.warning(
-                "The anchor is %.1f posterior standard deviations from the mode: draws may mix badly. "
+                "The anchor is %.1f posterior standard deviations from the mode (%s): draws may mix badly. "
                 "A larger `epsilon`, or DPHMC, would help.",
                 off,
+                largest(labels, np.abs(anchor.in_sds(anchor.W @ anchor.mean))),
             )
         if anchor.tilt_in_sds > 1:
             _log.warning(
-                "The anchor's noise moves the draws by %.1f posterior standard deviations: intervals "
-                "are mostly privacy noise. A larger `epsilon`, or more records, would help.",
+                "The anchor's noise moves the draws by %.1f posterior standard deviations (%s): these "
+                "intervals are mostly privacy noise. A larger `epsilon`, or more records, would help.",
                 anchor.tilt_in_sds,
+                largest(labels, anchor.tilts),
             )
         if anchor.sigma > 4:
             _log.warning(
@@ -343,14 +355,21 @@ class DPAnchored(PrivateStep):
                 anchor.sigma,
             )
 
-    def _failure(self, why: str) -> str:
-        spent = float(gaussian_epsilon(1 / self._z_anchor, self._delta)) if self._z_anchor else 0.0
+    def _give_up(self, why: str, released: tuple[Event, ...]) -> str:
+        """Settle the account, and say what it cost."""
+        plans = zip(self.guarantee.plans, (released, ()), strict=True)
+        given_back = all(self.ledger.settle(plan, events) for plan, events in plans)
+        spent = composed_epsilon(released, self._delta)
         return (
-            f"{why}. The anchor has spent "
-            f"ε = {spent:.3g} (δ = {self._delta:.3g}); no draw was made, and a ledger keeps the whole "
-            "run as charged. It takes more records, a larger `epsilon`, or fewer parameters. Priors that "
-            "say more help too, and covariates scaled by public constants to about 1, so that the "
-            "posterior is near the start."
+            f"{why}. The anchor has spent ε = {spent:.3g} (δ = {self._delta:.3g}); no draw was made, and "
+            + (
+                "the rest is not charged"
+                if given_back
+                else "the ledger keeps the whole run as charged"
+            )
+            + ". It takes more records, a larger `epsilon`, or fewer parameters. Priors that say more help "
+            "too, and covariates scaled by public constants to about 1, so that the posterior is near the "
+            "start."
         )
 
     def _report(self, anchor: Anchor) -> dict[str, float | str]:
@@ -401,14 +420,14 @@ class DPAnchored(PrivateStep):
 
     # -- the chain ----------------------------------------------------------------------------
 
-    def _check_host(self) -> None:
+    def _check_unchanged(self) -> None:
         if self.anchor is None and multiprocessing.parent_process() is not None:
             raise PrivacyConfigurationError(
                 "The chains of a run share one anchor, which must exist before they start in processes "
                 "of their own. Call `step.build_anchor()` before `pm.sample`, or use `pymc_dp.sample`, "
                 "or `cores=1`. Nothing has been released or charged."
             )
-        super()._check_host()
+        super()._check_unchanged()
 
     def _start_chain(self) -> None:
         anchor = self.build_anchor()
@@ -449,8 +468,7 @@ class DPAnchored(PrivateStep):
             if self._current is None or not np.array_equal(self._current[0], self.u):
                 self._current = self.u.copy(), self._residuals(self.u)
             proposed.append(self._residuals(proposal))
-            with np.errstate(all="ignore"):
-                yield proposed[0] - self._current[1]
+            yield proposed[0] - self._current[1]
 
         def noisy_ratio(u: Vector, new: Vector) -> float:
             return float(

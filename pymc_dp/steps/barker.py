@@ -36,9 +36,16 @@ from pymc_dp.privacy.calibration import calibrate_batch_size
 from pymc_dp.privacy.events import BarkerBatch, Event
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.steps.base import PrivateStep, PrivateStepState, check_finite_epsilon
+from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.correction import logistic_correction
-from pymc_dp.steps.settings import Vector, fraction, positive, proposal_factor, whole
+from pymc_dp.steps.settings import (
+    Vector,
+    check_finite_epsilon,
+    fraction,
+    positive,
+    proposal_factor,
+    whole,
+)
 
 # Times the tempered number of units: with such a batch, the clip bound is three times the ratio of a
 # record with a score of one at a move of the usual length.
@@ -107,7 +114,7 @@ class DPBarker(PrivateStep):
         *,
         draws: int,
         tune: int = 0,
-        chains: int = 1,
+        chains: int,
         epsilon: float | None = None,
         delta: float | None = None,
         batch_size: int | None = None,
@@ -220,10 +227,9 @@ class DPBarker(PrivateStep):
 
     def _noisy_ratio(self, theta: Vector, proposal: Vector, permit: Permit) -> float:
         def ratios(units: NDArray[np.int64]) -> Iterator[Vector]:
-            with np.errstate(all="ignore"):
-                yield self._likelihood.of_units(proposal, units) - self._likelihood.of_units(
-                    theta, units
-                )
+            yield self._likelihood.of_units(proposal, units) - self._likelihood.of_units(
+                theta, units
+            )
 
         return noisy_batch_mean(
             ratios,

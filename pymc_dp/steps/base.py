@@ -15,24 +15,28 @@ from numpy.typing import ArrayLike, NDArray
 from pymc.blocking import DictToArrayBijection, RaveledVars
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
-from pymc.util import get_random_generator, get_value_vars_from_user_vars
+from pymc.util import get_random_generator
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_dp.compat import CHAIN_START, enclosing_sampler
-from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
+from pymc_dp.compat import CHAIN_START, SamplerCall, enclosing_sampler, steps_beside
+from pymc_dp.exceptions import (
+    PrivacyConfigurationError,
+    UnsupportedModelError,
+    refuses_from_outside,
+)
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.separability import check_separability
-from pymc_dp.privacy.accounting import check_delta, check_epsilon, spending_curve
+from pymc_dp.privacy.accounting import check_delta, spending_curve
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import Permit, PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
 from pymc_dp.shards import Shards
-from pymc_dp.steps.settings import whole
+from pymc_dp.steps.settings import all_value_vars, check_finite_epsilon, whole
 
 STATS: dict[str, tuple[Any, list[int]]] = {
     "accepted": (bool, []),
@@ -85,6 +89,23 @@ class PrivateStepState(StepMethodState):
     tuning_over: bool
 
 
+class _AskedByHost:
+    """Where a run is compared with its plan: what the host reads right before it starts chains."""
+
+    def __get__(self, step: "PrivateStep | None", owner: Any = None) -> list[dict[str, type]]:
+        if step is None:
+            return []
+        if strangers := steps_beside(step):
+            step._refuse_steps(strangers)
+        if (call := enclosing_sampler()) is not None:
+            step._check_host(call)
+            step.prepare()
+        return step.__dict__["stats_dtypes"]
+
+    def __set__(self, step: "PrivateStep", dtypes: list[dict[str, type]]) -> None:
+        step.__dict__["stats_dtypes"] = dtypes
+
+
 class PrivateStep(BlockedStep):
     """Base of the private steps. A subclass says what an iteration releases and makes it.
 
@@ -95,6 +116,7 @@ class PrivateStep(BlockedStep):
 
     default_blocked = True
     default_tune_steps = 0
+    stats_dtypes = _AskedByHost()
     stats_dtypes_shapes = STATS
     once: tuple[Event, ...] = ()
     _state_class = PrivateStepState
@@ -102,6 +124,11 @@ class PrivateStep(BlockedStep):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Leave the choice of variables to ``__init__``; the host would clone a step per variable."""
         return super().__new__(cls, **{**kwargs, "vars": None})
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = refuses_from_outside(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -146,7 +173,7 @@ class PrivateStep(BlockedStep):
         self._shards = shards
         self._roles = in_model if shards is None else shards.roles(self.model, in_model)
         check_units(self._roles.n_units)
-        self.vars = _all_value_vars(self.model, vars, blocked)
+        self.vars = all_value_vars(self.model, vars, blocked)
         if ledger is not None and not isinstance(ledger, PrivacyLedger):
             raise PrivacyConfigurationError(
                 f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
@@ -284,7 +311,7 @@ class PrivateStep(BlockedStep):
 
     def _begin(self, rng: Any) -> None:
         self.rng = get_random_generator(rng, copy=False)
-        self._check_host()
+        self._check_unchanged()
         self.reserve()
         self.slot = self.ledger.claim(self.guarantee.run_plan)
         self.used, self.tuning_over, self._left_at = 0, False, None
@@ -310,7 +337,9 @@ class PrivateStep(BlockedStep):
             self.slot = self.ledger.claim(self.guarantee.run_plan)
         permit = self.ledger.charge(self.guarantee.run_plan, self.slot, self.used)
         self.used += 1
-        theta, info = self._iterate(np.asarray(start.data, dtype=np.float64), permit)
+        # A user who has floating point errors raised would lose the run to one in released numbers.
+        with np.errstate(all="ignore"):
+            theta, info = self._iterate(np.asarray(start.data, dtype=np.float64), permit)
         stats = {
             "epsilon": self.guarantee.epsilon,
             "delta": self.guarantee.delta,
@@ -345,8 +374,8 @@ class PrivateStep(BlockedStep):
                 "which would read the data without noise. Give `step=` this one step only."
             )
 
-    def _check_host(self) -> None:
-        """Refuse a run that does not match the plan, before it is paid for."""
+    def _check_unchanged(self) -> None:
+        """Refuse a model that is no longer the one that was checked, before anything is paid for."""
         if self._shards is not None:
             self._shards.refuse_other_process()
         added = {det.name for det in self.model.deterministics} - self._deterministics
@@ -366,17 +395,19 @@ class PrivateStep(BlockedStep):
                 f"The data {changed} were replaced after the step was built, so the checks do not "
                 "hold for them. Build the step again."
             )
-        call = enclosing_sampler()
-        if call is None:
-            return
-        strangers = [type(s).__name__ for s in call.steps if s is not self]
-        if strangers:
-            raise UnsupportedModelError(
-                f"{type(self).__name__} updates all variables, but the run has other steps too "
-                f"({strangers}), which would read the data without noise. Give `step=` this one "
-                "step only."
-            )
+
+    def _check_host(self, call: SamplerCall) -> None:
+        """Refuse a run that does not match the plan, before anything is paid for."""
+        self._check_unchanged()
+        if self._shards is not None and call.in_processes:
+            self._shards.refuse_parallel_chains()
         planned = self.guarantee
+        if call.chains != planned.chains:
+            raise PrivacyConfigurationError(
+                f"`pm.sample` was asked for {call.chains} chains, but the step was built for "
+                f"{planned.chains}, and its noise is calibrated to that. Give both the same number. "
+                "Nothing has been charged."
+            )
         if call.tune != planned.tune:
             self._refuse_tune(f"{call.tune}")
         if call.draws > planned.draws:
@@ -385,6 +416,13 @@ class PrivateStep(BlockedStep):
                 f"{planned.draws}, and its noise is calibrated to that. Give both the same number. "
                 "Nothing has been charged."
             )
+
+    def _refuse_steps(self, strangers: Sequence[Any]) -> None:
+        raise UnsupportedModelError(
+            f"{type(self).__name__} updates all variables, but the run has other steps too "
+            f"({[type(s).__name__ for s in strangers]}), which would read the data without noise. Give "
+            "`step=` this one step only."
+        )
 
     def _check_phase(self) -> None:
         if self.tuning_over != (self.used >= self.guarantee.tune):
@@ -443,36 +481,3 @@ setattr(
     CHAIN_START,
     _on_chain_start_with_length if CHAIN_START == "setup_chain" else _on_chain_start,
 )
-
-
-# -- checking arguments -----------------------------------------------------------------------------
-
-
-def check_finite_epsilon(epsilon: float) -> None:
-    """Refuse an ε that is not a positive, finite number."""
-    check_epsilon(epsilon)
-    if math.isinf(epsilon):
-        raise PrivacyConfigurationError(
-            "`epsilon` must be finite. To debug without noise, say so: `noise_multiplier=0, "
-            "noise=InsecureSeededNoise(seed)`."
-        )
-
-
-def _all_value_vars(model: pm.Model, vars: Sequence[Any] | None, blocked: bool) -> list[Any]:
-    if not blocked:
-        raise PrivacyConfigurationError(
-            "`blocked=False` would make one step per variable and multiply the cost by their "
-            "number. Leave it out."
-        )
-    everything = list(model.value_vars)
-    if vars is not None:
-        chosen = vars if isinstance(vars, Sequence) else [vars]
-        covered = {v.name for v in get_value_vars_from_user_vars(list(chosen), model)}
-        missing = [rv.name for rv in model.free_RVs if model.rvs_to_values[rv].name not in covered]
-        if missing:
-            raise UnsupportedModelError(
-                f"The free variables {missing} are not covered by this step. PyMC would give them an "
-                "ordinary step method, which reads the data without noise. Leave `vars` out: a "
-                "private step updates all variables."
-            )
-    return everything

@@ -176,7 +176,7 @@ class DPExponentialFamily(PrivateStep):
         *,
         draws: int,
         tune: int = 0,
-        chains: int = 1,
+        chains: int,
         epsilon: float | None = None,
         delta: float | None = None,
         noise_multiplier: float | None = None,

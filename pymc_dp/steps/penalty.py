@@ -258,7 +258,7 @@ class DPPenalty(PrivateStep):
         *,
         draws: int,
         tune: int = 0,
-        chains: int = 1,
+        chains: int,
         epsilon: float | None = None,
         delta: float | None = None,
         noise_multiplier: float | None = None,

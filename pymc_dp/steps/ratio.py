@@ -108,8 +108,7 @@ class NoisyRatio:
         if self._current is None or not np.array_equal(theta, self._current[0]):
             self._current = theta.copy(), self._likelihood(theta)
         self._proposed = proposal.copy(), self._likelihood(proposal)
-        with np.errstate(all="ignore"):
-            yield self._proposed[1] - self._current[1]
+        yield self._proposed[1] - self._current[1]
 
 
 class ShardedRatio:
@@ -214,10 +213,9 @@ class MinibatchRatio:
         """See :class:`Ratio`."""
 
         def parts(units: NDArray[np.int64]) -> Iterator[Vector]:
-            with np.errstate(all="ignore"):
-                ratios = self._likelihood.of_units(proposal, units)
-                ratios -= self._likelihood.of_units(theta, units)
-                yield _penalised(ratios, bound, self._tempering, self._rate)
+            ratios = self._likelihood.of_units(proposal, units)
+            ratios -= self._likelihood.of_units(theta, units)
+            yield _penalised(ratios, bound, self._tempering, self._rate)
 
         released = poisson_noisy_sum(
             parts,

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_dp.exceptions import PrivacyError
-from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.privacy.events import Event
+from pymc_dp.privacy.ledger import PrivacyLedger, RunPlan
 from pymc_dp.steps.base import STATS, PrivateStep
 from pymc_dp.steps.settings import Vector
 
@@ -62,6 +63,10 @@ class _ScratchLedger(PrivacyLedger):
         self._connection = sqlite3.connect(self.path, isolation_level=None)
         self._owner_pid = os.getpid()
         self._create(self._connection, self.epsilon, self.delta)
+
+    def settle(self, plan: RunPlan, released: tuple[Event, ...]) -> bool:
+        """Keep the plan for the next run."""
+        return True
 
     def forget(self) -> None:
         """Free all slots. What is reserved stays, so that its cost is worked out once."""

@@ -62,7 +62,7 @@ def test_a_units_records_are_added_up():
     by_record, theta = parts(model)
     by_unit, _ = parts(model, ids)
     each = np.concatenate(list(UnitHessians(model, by_record, compile_kwargs=FAST)(theta)))
-    expected = np.stack([each[ids == k].sum(axis=0) for k in np.unique(ids)])
+    expected = np.stack([each[ids == k].sum(axis=0) for k in dict.fromkeys(ids.tolist())])
     found = np.concatenate(list(UnitHessians(model, by_unit, compile_kwargs=FAST)(theta)))
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
     v = np.ones(len(theta))

@@ -77,7 +77,7 @@ def test_units_with_several_records(chunk_size, method):
     likelihood, theta = parts(model, unit=ids, chunk_size=chunk_size)
     whole, _ = parts(model)
     per_record = gradients(model, whole, theta, "forward")
-    expected = np.stack([per_record[ids == k].sum(axis=0) for k in np.unique(ids)])
+    expected = np.stack([per_record[ids == k].sum(axis=0) for k in dict.fromkeys(ids.tolist())])
     np.testing.assert_allclose(
         gradients(model, likelihood, theta, method), expected, rtol=1e-9, atol=1e-9
     )

@@ -311,6 +311,31 @@ def unnamed_shared_variable():
     observe(pm.Normal("b", shape=D) @ pytensor.shared(X.sum(axis=0)))
 
 
+@refused("shared variable", "no record axis", "pm.Data")
+def unnamed_shared_number():
+    observe(pm.Normal("b", shape=D) + pytensor.shared(y.mean()))
+
+
+@refused("shared variable 'm'", "no record axis", "pm.Data")
+def named_shared_number():
+    observe(pm.Normal("b", shape=D) * pytensor.shared(y.mean(), name="m"))
+
+
+@refused("prior of 'b'", "shared variable")
+def shared_number_in_a_prior():
+    observe(pm.Normal("b", pytensor.shared(y.mean()), 1, shape=D))
+
+
+@refused("prior of 'b'", "(m)")
+def shared_array_in_a_prior():
+    observe(pm.Normal("b", pytensor.shared(X.mean(axis=0), name="m"), 1, shape=D))
+
+
+@refused("initial value of 'b'", "shared variable")
+def shared_number_in_an_initial_value():
+    observe(pm.Normal("b", 0, 1, shape=D, initval=pytensor.shared(X.mean(axis=0))))
+
+
 @refused("(360,)", "no record axis")
 def array_of_another_shape():
     observe(pm.Normal("b") * pt.as_tensor(X.ravel()).mean())
@@ -476,7 +501,8 @@ def test_identifiers_of_units(ids):
     roles = find_roles(model, unit=ids)
     assert roles.n_units == 3
     assert roles.n_records == 4
-    assert_array_equal(roles.unit_of_record, [2, 0, 2, 1])
+    # As they first appear: whatever else a person is called, nobody's place is another.
+    assert_array_equal(roles.unit_of_record, [0, 1, 0, 2])
     assert roles.unit == "all records with one identifier"
 
 

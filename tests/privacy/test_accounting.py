@@ -16,6 +16,7 @@ from pymc_dp.privacy.accounting import (
     check_delta,
     check_epsilon,
     composed_epsilon,
+    epsilon_that_fits,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
@@ -23,8 +24,9 @@ from pymc_dp.privacy.accounting import (
     spending_curve,
     zcdp_rho_within,
 )
+from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import RESOLUTION
-from pymc_dp.privacy.events import Gaussian, Laplace, times
+from pymc_dp.privacy.events import Gaussian, Laplace, PoissonGaussian, times
 
 SWEEP = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 multipliers = st.floats(1e-3, 1e5)
@@ -315,3 +317,42 @@ def test_an_infinite_budget_is_a_budget():
 def test_numpy_numbers_are_numbers():
     assert check_epsilon(np.float32(0.5)) == 0.5
     assert check_delta(np.float64(1e-6)) == 1e-6
+
+
+# -- what is left of a budget ---------------------------------------------------------------------
+
+
+def run_of(epsilon, delta):
+    return Gaussian(calibrate_noise(epsilon=epsilon, delta=delta, draws=1))
+
+
+@SWEEP
+@given(st.floats(0.01, 30), st.floats(0.01, 0.999), deltas)
+def test_what_fits_does_and_is_all_that_does(budget, part, delta):
+    spent = [run_of(part * budget, delta)]
+    fits = epsilon_that_fits(spent, budget, delta)
+    assert fits <= budget
+    if fits > 0:
+        assert composed_epsilon([*spent, run_of(fits, delta)], delta) <= budget
+        assert composed_epsilon([*spent, run_of(fits * 1.001, delta)], delta) > budget
+
+
+def test_more_fits_than_the_difference():
+    """By the rule of Gaussian differential privacy, in high precision: μ² adds up."""
+    left = epsilon_that_fits([run_of(2.0, 1e-6)], 2.5, 1e-6)
+    mu = math.sqrt(gaussian_mu_within(2.5, 1e-6) ** 2 - gaussian_mu_within(2.0, 1e-6) ** 2)
+    assert float(exact_delta(left, mu)) == pytest.approx(1e-6, rel=1e-4)
+    assert left > 1.3
+
+
+@pytest.mark.parametrize("event", [PoissonGaussian(1.0, 0.01, 500), Laplace(4.0, 2)])
+def test_what_fits_besides_other_releases(event):
+    budget = 2 * composed_epsilon([event], 1e-6)
+    fits = epsilon_that_fits([event], budget, 1e-6)
+    assert budget * 0.999 < composed_epsilon([event, run_of(fits, 1e-6)], 1e-6) <= budget
+
+
+def test_nothing_fits_an_account_that_is_used_up():
+    assert epsilon_that_fits([run_of(1.0, 1e-6)], 1.0, 1e-6) < 1e-2
+    assert epsilon_that_fits([run_of(1.1, 1e-6)], 1.0, 1e-6) == 0
+    assert epsilon_that_fits([Laplace(1.0)], 1.0, 1e-6) < 1e-2

@@ -6,7 +6,7 @@ from scipy import stats
 
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.histogram import PrivateHistogram, bin_counts
+from pymc_dp.privacy.histogram import PrivateHistogram, bin_counts, noisy_counts
 from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import InsecureSeededNoise
 
@@ -55,7 +55,8 @@ def test_a_small_group_spread_over_bins_is_seen():
         group = 2.0 ** rng.uniform(1, 4, size=300)
         sizes = np.concatenate([rng.uniform(0.5, 2.0, size=20_000), group])
         seen.append(histogram([sizes], z=18.0, seed=seed).largest)
-    assert np.mean(np.array(seen) >= 8) > 0.6  # bin by bin it was 0.05
+    assert np.mean(np.array(seen) >= 8) > 0.4  # bin by bin it was 0.05
+    assert np.mean(np.array(seen) >= 4) > 0.8
     assert max(seen) < 64
 
 
@@ -73,9 +74,25 @@ def test_a_substituted_unit_moves_the_counts_by_root_two_at_most():
 
 
 def test_the_noise_has_the_stated_size():
-    z = 5.0
-    far = [histogram([np.full(1000, 1.0)], z=z, seed=s)._counts[0] - 1000 for s in range(400)]
-    assert stats.kstest(np.array(far) / (z * np.sqrt(2)), "norm").pvalue > 1e-3
+    """z times √2, the most that one unit moves the counts by: a χ² test that a factor of 0.98 fails."""
+    z, sizes = 5.0, np.full(1000, 1.0)
+    noisy = [
+        noisy_counts(
+            iter([sizes]), bins_per_octave=2, noise_multiplier=z, permit=Permit(0, 0, (Gaussian(z),)),
+            noise=InsecureSeededNoise(s),
+        )
+        for s in range(100)
+    ]  # fmt: skip
+    squares = ((np.array(noisy) - bin_counts(sizes, 2)) / (z * np.sqrt(2))) ** 2
+    assert 0.001 < stats.chi2.cdf(squares.sum(), squares.size) < 0.999
+
+
+def test_one_lucky_window_seldom_carries_the_bound_further_out():
+    """With a tail followed at 2 sds instead of 3 it were 19 of these 400 noises, by up to four octaves."""
+    sizes = np.random.default_rng(6).lognormal(sigma=0.5, size=20_000)
+    ends = np.array([histogram([sizes], z=40.0, seed=s).largest for s in range(400)])
+    assert np.mean(ends > 2 * np.median(ends)) <= 0.01
+    assert np.mean(ends > np.median(ends)) <= 0.02
 
 
 def test_nothing_is_read_before_the_permit_is_taken():

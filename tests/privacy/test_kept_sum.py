@@ -93,6 +93,25 @@ def test_replacing_a_unit_moves_the_integer_by_at_most_two_resolutions(records_p
     assert closest > 1 - 1e-6
 
 
+def test_on_a_curve_the_rounding_of_a_records_statistics_is_paid_for():
+    """S = (x, x²): its extremes along g fall between the grid's points, where rounding may add to them."""
+    rng = np.random.default_rng(8)
+    for _ in range(300):
+        g = rng.normal(size=2) * [1.0, 3.0]
+        a, b = np.abs(g)
+        if a >= 2 * b:
+            continue
+        vertex = -g[0] / (2 * g[1])
+        end = -1.0 if vertex > 0 else 1.0
+        along = direction(g, a + b + a * a / (4 * b), 1)
+        new, old = ([[x, x * x]] for x in (vertex, end))
+        for _ in range(10):
+            others = rng.uniform(-1, 1, size=(3, 2))
+            moved = released_integer(np.vstack([others, new]), along)
+            moved -= released_integer(np.vstack([others, old]), along)
+            assert abs(moved) <= 2 * RESOLUTION
+
+
 def test_an_understated_spread_is_noticed_by_the_check_above():
     g = np.array([1.0, 2.0])
     along = direction(g, box_spread(g) / 2, 1)

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import sqlite3
@@ -62,7 +63,7 @@ def into_main_file(path):
 def test_a_new_account_is_empty(ledger):
     assert (ledger.epsilon, ledger.delta) == (1.0, DELTA)
     assert ledger.spent() == 0
-    assert ledger.remaining() == 1.0
+    assert ledger.remaining() == pytest.approx(1.0, rel=1e-8)
     assert ledger.events() == ()
 
 
@@ -75,7 +76,12 @@ def test_what_is_reserved_is_spent_and_composes(ledger):
     assert ledger.events() == first.total + second.total
     assert ledger.spent() == composed_epsilon(first.total + second.total, DELTA)
     assert 0.6 < ledger.spent() < 1.0  # less than the sum of the two
-    assert ledger.remaining() == 1.0 - ledger.spent()
+    left = ledger.remaining()
+    assert 1.0 - ledger.spent() < left  # more than the difference fits
+    with pytest.raises(PrivacyBudgetExceeded):
+        ledger.reserve(plan("c", epsilon=left * 1.0001))
+    ledger.reserve(plan("d", epsilon=left))
+    assert ledger.remaining() < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -92,10 +98,14 @@ def test_a_calibrated_run_fits_its_own_budget_once(epsilon, chains, iterations):
 def test_a_run_over_budget_is_refused_and_leaves_the_account_as_it_was(ledger, path):
     ledger.reserve(plan("a", epsilon=0.7))
     before = rows(path)
-    with pytest.raises(PrivacyBudgetExceeded, match=r"budget is ε = 1, of which 0\.7 is spent"):
+    with pytest.raises(
+        PrivacyBudgetExceeded, match=r"budget is ε = 1, of which 0\.7 is spent"
+    ) as refusal:
         ledger.reserve(plan("b", epsilon=0.9))
     assert rows(path) == before
-    ledger.reserve(plan("c", epsilon=0.2))  # what fits still can
+    said = float(re.search(r"`epsilon=([\d.]+)` still fits", str(refusal.value))[1])
+    assert said > 0.3  # more than 1 - 0.7
+    ledger.reserve(plan("c", epsilon=said))
 
 
 def test_a_run_without_noise_fits_only_an_account_without_limit(ledger):
@@ -396,10 +406,11 @@ def test_processes_that_create_one_account_together_all_get_it(tmp_path):
             path = tmp_path / f"{i}.ledger"
             tasks = [pool.submit(_open_and_close, path) for _ in range(4)]
             assert [t.result() for t in tasks] == [1.0] * 4
+    assert len(list(tmp_path.glob(".*"))) == 0  # no drafts are left
 
 
 def _open_and_close(path):
-    return PrivacyLedger(path, epsilon=1.0, delta=DELTA).remaining()
+    return round(PrivacyLedger(path, epsilon=1.0, delta=DELTA).remaining(), 6)
 
 
 def test_a_creation_that_was_interrupted_can_be_done_again(path, in_fork, monkeypatch):
@@ -407,6 +418,81 @@ def test_a_creation_that_was_interrupted_can_be_done_again(path, in_fork, monkey
     assert in_fork(lambda: _open_and_close(path)) == "killed by signal 9"
     monkeypatch.undo()
     assert _open_and_close(path) == 1.0
+
+
+def test_a_creation_that_was_interrupted_leaves_no_account(path, in_fork, monkeypatch):
+    """Killed right before the file gets its name: there is none, rather than an empty one."""
+    monkeypatch.setattr("os.link", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    assert in_fork(lambda: _open_and_close(path)) == "killed by signal 9"
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("budget", [{}, {"epsilon": 1.0, "delta": DELTA}])
+def test_an_account_that_was_cut_to_nothing_is_no_new_one(ledger, path, budget):
+    ledger.reserve(plan("a", epsilon=0.73))
+    into_main_file(path)
+    path.write_bytes(b"")
+    for beside in path.parent.glob(path.name + "-*"):
+        beside.unlink()
+    with pytest.raises(LedgerError, match=r"is empty.*restore it"):
+        PrivacyLedger(path, **budget)
+    assert path.read_bytes() == b""
+
+
+def test_where_files_cannot_be_linked_an_account_is_copied_into_place(path, monkeypatch):
+    def no_links(*_):
+        raise OSError("Operation not permitted")
+
+    monkeypatch.setattr("os.link", no_links)
+    made = PrivacyLedger(path, epsilon=1.0, delta=DELTA)
+    made.reserve(plan("a"))
+    assert PrivacyLedger(path).runs() == [plan("a")]
+    assert list(path.parent.glob(".*")) == []
+
+
+# -- runs that give up ------------------------------------------------------------------------------
+
+
+def test_a_run_that_gave_up_gets_back_what_it_has_not_released(ledger):
+    first, chain = plan("a-first", epsilon=0.6, chains=1, iterations=1), plan("a", epsilon=0.3)
+    ledger.reserve(first, chain)
+    ledger.charge(first, ledger.claim(first), 0)
+    (event,) = first.events
+    part = (Gaussian(event.noise_multiplier * 2),)  # a quarter of μ²
+    assert ledger.settle(first, part)
+    assert ledger.settle(chain, ())
+    assert ledger.events() == part
+    assert ledger.spent() == composed_epsilon(part, DELTA)
+    for closed in (first, chain):
+        with pytest.raises(LedgerError):
+            ledger.claim(closed)
+        with pytest.raises(LedgerError, match="another plan"):
+            ledger.reserve(closed)
+    with pytest.raises(PrivacyBudgetExceeded):
+        ledger.charge(chain, 0, 0)
+
+
+def test_a_run_cannot_be_settled_below_what_it_has_released(ledger):
+    run = plan("a", epsilon=0.4)
+    with pytest.raises(LedgerError, match="not reserved"):
+        ledger.settle(run, ())
+    ledger.reserve(run)
+    ledger.charge(run, ledger.claim(run), 0)
+    for released in ((), (*run.total, Gaussian(1.0))):
+        with pytest.raises(LedgerError, match="cannot be settled"):
+            ledger.settle(run, released)
+    assert ledger.events() == run.total
+
+
+def test_nothing_is_given_back_where_no_filter_is_known(ledger):
+    """A choice in the light of releases, on an account with Laplace noise."""
+    pure = RunPlan("p", "", (Laplace(10.0),), 1, 1)
+    run = plan("a", epsilon=0.4)
+    ledger.reserve(pure)
+    ledger.reserve(run)
+    before = ledger.events()
+    assert not ledger.settle(run, ())
+    assert ledger.events() == before
 
 
 def with_budget_and_without(path):

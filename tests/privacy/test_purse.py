@@ -58,3 +58,13 @@ def test_it_uses_up_its_permit():
     for again in (lambda: Purse(permit, Z), lambda: Purse(Permit(0, 0, (Gaussian(4.0),)), Z)):
         with pytest.raises(PrivacyBudgetExceeded):
             again()
+
+
+def test_a_closed_purse_says_what_was_given_out_and_gives_out_no_more():
+    money = purse()
+    paid = [event for share in (0.1, 0.25) for event in money.permit(share)[1].events]
+    (whole,) = money.close()
+    assert gaussian_mu(paid) <= gaussian_mu([whole]) == pytest.approx(gaussian_mu(paid), rel=1e-6)
+    with pytest.raises(PrivacyBudgetExceeded):
+        money.permit(0.01)
+    assert purse().close() == ()

@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
@@ -10,9 +11,10 @@ from scipy import integrate
 
 import pymc_dp as dp
 from pymc_dp.anchor import model
-from pymc_dp.anchor.build import _Builder, build_anchor
+from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.matrices import as_matrix, product_covariance
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
+from pymc_dp.anchor.search import NewtonSearch
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.likelihood.roles import find_roles
@@ -66,6 +68,7 @@ def anchor_at(theta0, W, order, gradient, curvature, clip=1e9):
         curvature=curvature * one, gradient_clip=clip, hessian_clip=clip, tilt=0.0, curvature_noise=0.0,
         residual_clip=1.0, clipped_share=0.0, clipped_share_sd=0.0, sigma=1.0, mean=np.zeros(1),
         precision=one, prior_precision=0 * one, rounds=1, surprise=1.0,
+        still_to_go=np.zeros(1),
     )  # fmt: skip
 
 
@@ -217,7 +220,12 @@ def test_a_group_of_records_that_stands_out_is_not_clipped_away():
     near = [np.log(r / (1 - r)) for r in rates]  # the likelihood's mode; the prior's pull is small
     mode = np.array([near[0], near[1] - near[0]])
     step = DPAnchored(
-        draws=10, epsilon=4.0, model=model, compile_kwargs=FAST, noise=InsecureSeededNoise(3)
+        chains=1,
+        draws=10,
+        epsilon=4.0,
+        model=model,
+        compile_kwargs=FAST,
+        noise=InsecureSeededNoise(3),
     )
     anchor = step.build_anchor()
     at_mode = np.linalg.solve(anchor.W, mode - anchor.theta0)
@@ -247,7 +255,9 @@ def test_a_rare_category_is_found_or_the_run_refused():
         pm.Poisson("y", pm.math.exp(pm.Data("X", X) @ b), observed=pm.Data("Y", y))
     outcomes = []
     for seed in range(4):
-        step = DPAnchored(draws=10, epsilon=3.0, model=model, noise=InsecureSeededNoise(seed))
+        step = DPAnchored(
+            chains=1, draws=10, epsilon=3.0, model=model, noise=InsecureSeededNoise(seed)
+        )
         try:
             anchor = step.build_anchor()
         except dp.PrivacyError as refusal:
@@ -263,26 +273,74 @@ def test_a_rare_category_is_found_or_the_run_refused():
     assert set(outcomes) == {"found", "refused"}
 
 
-def test_much_clipping_is_said_and_more_is_refused(caplog):
-    step = DPAnchored(draws=10, epsilon=4.0, model=skewed(), compile_kwargs=FAST)
-    fine = dataclasses.replace(anchor_at(0.0, 1.0, 2, 0.0, 1.0), clipped_share_sd=0.001)
-    step._check(fine)
-    assert not caplog.records
-    step._check(dataclasses.replace(fine, clipped_share=0.05))
-    assert "records are clipped" in caplog.text
-    with pytest.raises(dp.PrivacyError, match=r"(?s)would be clipped.*has spent"):
-        step._check(dataclasses.replace(fine, clipped_share=0.2))
+def checked(monkeypatch, caplog, **changed):
+    """What building an anchor that came out like this ends in: the log, and the refusal or nothing."""
+    two = np.eye(2)
+    fine = dataclasses.replace(
+        anchor_at(0.0, 1.0, 2, 0.0, 1.0), theta0=np.zeros(2), W=two, gradient=np.zeros(2),
+        curvature=two, mean=np.zeros(2), precision=two, prior_precision=0 * two,
+        still_to_go=np.zeros(2), tilt=0.1, clipped_share_sd=0.001,
+    )  # fmt: skip
+    anchor = dataclasses.replace(fine, **changed)
+
+    def spend(*arguments, **keywords):
+        arguments[3].permit(0.5)
+        return anchor
+
+    monkeypatch.setattr("pymc_dp.steps.anchored.build_anchor", spend)
+    with pm.Model(coords={"term": ["age", "dose"]}) as model:
+        b = pm.Normal("b", 0, 1, dims="term")
+        pm.Normal("y", b.sum(), 1, observed=pm.Data("Y", np.zeros(4000)))
+    step = DPAnchored(draws=10, chains=1, epsilon=4.0, model=model, compile_kwargs=FAST)
+    caplog.clear()
+    try:
+        step.build_anchor()
+    except dp.PrivacyError as refusal:
+        return caplog.text, str(refusal)
+    return caplog.text, ""
 
 
-def test_an_anchor_that_contradicts_itself_is_said_and_refused(caplog):
-    step = DPAnchored(draws=10, epsilon=4.0, model=skewed(), compile_kwargs=FAST)
-    fine = anchor_at(0.0, 1.0, 2, 0.0, 1.0)  # of one parameter: the limits are 3.1 and 4.5
-    step._check(dataclasses.replace(fine, surprise=3.0))
-    assert not caplog.records
-    step._check(dataclasses.replace(fine, surprise=3.3))
-    assert "3.3 times as long as noise explains" in caplog.text
-    with pytest.raises(dp.PrivacyError, match=r"(?s)contradicts itself.*has spent"):
-        step._check(dataclasses.replace(fine, surprise=4.7))
+@pytest.mark.parametrize(
+    ("changed", "warned", "refused"),
+    [
+        ({}, "", ""),
+        ({"clipped_share": 0.05}, "4.8 % of the records are clipped", ""),
+        ({"clipped_share": 0.2}, "", "At least 20% of the records would be clipped"),
+        ({"surprise": 2.4, "still_to_go": np.array([0.1, 0.9])}, "", ""),
+        (
+            {"surprise": 2.6, "still_to_go": np.array([0.1, 0.9])},
+            "2.6 times as long as noise explains, and would move, in posterior standard deviations, "
+            "b[dose] by 0.9, b[age] by 0.1",
+            "",
+        ),
+        (
+            {"surprise": 3.6, "still_to_go": np.array([0.1, 0.9])},
+            "",
+            "contradicts itself: at its own mode the gradient is 3.6 times as long as noise explains, and "
+            "would move, in posterior sds, b[dose] by 0.9",
+        ),
+        (
+            {"mean": np.array([8.0, 1.0])},
+            "8.1 posterior standard deviations from the mode (b[age]",
+            "",
+        ),
+        ({"mean": np.array([80.0, 1.0])}, "", "by its own measurement it is 80 posterior sds away"),
+        ({"mean": np.array([np.nan, 1.0])}, "", "did not arrive"),
+        ({"tilt": 2.0}, "moves the draws by 2.0 posterior standard deviations (b[", ""),
+        ({"sigma": 5.0}, "needs noise of standard deviation 5.0", ""),
+    ],
+)
+def test_an_anchor_is_judged_and_says_which_parameters(
+    changed, warned, refused, monkeypatch, caplog
+):
+    log, refusal = checked(monkeypatch, caplog, **changed)
+    assert warned in log
+    assert bool(warned) == bool(log)
+    assert refused in refusal
+    assert bool(refused) == bool(refusal)
+    if refused:
+        assert "has spent ε = 2.6" in refusal  # half of μ² of ε = 4, and not the whole
+        assert "the rest is not charged" in refusal
 
 
 def expansion_hessian(expansion, theta):
@@ -362,7 +420,7 @@ def test_in_pymc():
 
 def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
     model = skewed()
-    step = DPAnchored(draws=5, epsilon=5.0, model=model, compile_kwargs=FAST)
+    step = DPAnchored(chains=1, draws=5, epsilon=5.0, model=model, compile_kwargs=FAST)
     monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     with pytest.raises(dp.PrivacyConfigurationError, match="build_anchor"):
         step._begin(np.random.default_rng(0))
@@ -376,7 +434,7 @@ def test_another_process_releases_with_a_step_built_again(tmp_path):
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 10)
         pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
-    settings = {"draws": 20, "epsilon": 8.0, "model": model, "compile_kwargs": FAST}
+    settings = {"draws": 20, "chains": 1, "epsilon": 8.0, "model": model, "compile_kwargs": FAST}
     step = DPAnchored(**settings)
     raw = pm.sample(
         20, tune=0, chains=1, cores=1, step=step, model=model, progressbar=False,
@@ -453,26 +511,87 @@ def test_negative_information_adds_nothing():
     assert abs(shift[0]) < 1
 
 
-def test_a_record_that_overflows_near_the_anchor_does_not_warn():
+@pytest.mark.parametrize("errors", ["warn", "raise"])
+def test_a_record_that_overflows_near_the_anchor_tells_nothing(errors):
     """Finite at the anchor, infinite at every probe; and the state of numpy is left alone."""
     y = np.random.default_rng(0).normal(size=400)
-    state = np.geterr()
-    for planted in (0, 40):
+    for planted in (0, 1):
         y[:planted] = 1.3e154
         with pm.Model() as model:
             mu, log_sigma = pm.Normal("mu", 0, 10), pm.Normal("log_sigma", 0, 1)
             pm.Normal("y", mu, pm.math.exp(log_sigma), observed=pm.Data("Y", y))
-        expansion = expansion_of(model)
-        at = dataclasses.replace(
-            anchor_at(0.0, 1.0, 2, 0.0, 1.0), theta0=np.zeros(2), W=np.eye(2),
-            mean=np.zeros(2), precision=np.eye(2), curvature=np.eye(2), gradient=np.zeros(2),
+        step = DPAnchored(
+            chains=1, draws=3, epsilon=200.0, model=model, compile_kwargs=FAST,
+            noise=InsecureSeededNoise(0),
         )  # fmt: skip
-        builder = _Builder(expansion, None, None, None, 1.0, print)
-        with warnings.catch_warnings():
+        with (
+            np.errstate(over=errors, invalid=errors, divide=errors),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("error")
-            (sizes,) = builder._probe(at, Residuals(expansion, at))
-        assert len(sizes) == 400
-    assert np.geterr() == state
+            state = np.geterr()
+            step.build_anchor()
+            assert np.geterr() == state
+
+
+def test_what_a_search_in_vain_has_not_spent_is_given_back(monkeypatch):
+    """It stops when it is plainly lost, and the ledger keeps what was released until then."""
+    steps, honest = [], NewtonSearch.step
+
+    def astray(self, gradient, sd, M, sd_M):
+        steps.append(len(steps))
+        honest(self, gradient * 1e4 ** len(steps), sd, M, sd_M)
+
+    monkeypatch.setattr(NewtonSearch, "step", astray)
+    y = np.random.default_rng(5).normal(1.0, 1.0, size=3000)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
+    ledger = dp.PrivacyLedger(epsilon=8.0, delta=1e-5)
+    step = DPAnchored(
+        draws=5, chains=1, epsilon=8.0, delta=1e-5, model=model, ledger=ledger, compile_kwargs=FAST
+    )
+    with pytest.raises(
+        dp.PrivacyError, match=r"did not arrive.*much further.*the rest is not"
+    ) as no:
+        step.build_anchor()
+    assert len(steps) < 5
+    assert 0.1 < ledger.spent() < 4.0
+    assert f"spent ε = {ledger.spent():.3g}" in str(no.value)
+    assert ledger.remaining() > 4.0
+    with pytest.raises(dp.LedgerError):
+        step.build_anchor()
+    assert ledger.spent() < 4.0
+
+
+def test_pymcs_own_entry_builds_the_anchor_before_it_starts_processes(quiet):
+    y = np.random.default_rng(5).normal(1.0, 1.0, size=3000)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
+    step = DPAnchored(draws=10, chains=2, epsilon=8.0, model=model, compile_kwargs=FAST)
+    host = {**quiet, "cores": 2, "mp_ctx": "fork"}
+    raw = pm.sample(10, tune=0, chains=2, step=step, model=model, **host)
+    assert step.anchor is not None
+    released = dp.release(raw)
+    assert released.attrs["privacy_epsilon"] == 8.0
+    assert "tilt" in released.attrs["privacy_settings"]
+
+
+def test_private_terms_do_not_travel():
+    """What a step keeps of its records, besides the model's own data, is left out of pickles."""
+    step = DPAnchored(
+        draws=5, chains=1, epsilon=50.0, model=skewed(), compile_kwargs=FAST,
+        noise=InsecureSeededNoise(1),
+    )  # fmt: skip
+    step.build_anchor()
+    before = len(cloudpickle.dumps(step))
+    step._residuals(np.zeros(1))
+    assert step._residuals._kept is not None
+    copy = cloudpickle.loads(cloudpickle.dumps(step))
+    assert copy._residuals._kept is None
+    assert copy._expansion._latest is None
+    assert abs(len(cloudpickle.dumps(step)) - before) < 200
 
 
 @pytest.mark.parametrize("where", ["build_anchor", "DPAnchored._prepare_moves"])
@@ -485,6 +604,6 @@ def test_noisy_equations_without_a_solution_are_a_refusal(where, monkeypatch):
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 10)
         pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
-    step = DPAnchored(draws=5, epsilon=8.0, model=model, compile_kwargs=FAST)
+    step = DPAnchored(chains=1, draws=5, epsilon=8.0, model=model, compile_kwargs=FAST)
     with pytest.raises(dp.PrivacyError, match="has spent"):
         step.build_anchor()

@@ -60,4 +60,4 @@ def test_the_largest_number_of_parameters():
         b = pm.Normal("b", 0, 1, shape=largest + 1)
         pm.Normal("y", b.sum(), 1, observed=pm.Data("Y", [0.0, 1.0, 2.0]))
     with pytest.raises(dp.NoAnchorError):
-        dp.DPAnchored(draws=5, epsilon=1.0, model=too_many)
+        dp.DPAnchored(chains=1, draws=5, epsilon=1.0, model=too_many)

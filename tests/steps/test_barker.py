@@ -194,7 +194,7 @@ def test_tempered_posterior_long(batch_size, variance):
 def test_only_the_batch_is_evaluated(logistic):
     model, sizes = logistic(n=400), []
     step = dp.DPBarker(
-        batch_size=25, draws=10, noise=dp.InsecureSeededNoise(1), model=model, **FAST
+        batch_size=25, chains=1, draws=10, noise=dp.InsecureSeededNoise(1), model=model, **FAST
     )
     evaluate = step._likelihood._evaluate
     step._likelihood._evaluate = lambda theta, *rows: (
@@ -235,7 +235,7 @@ def test_a_batch_size_fixes_the_cost(logistic):
 
 def test_settings_on_record(logistic):
     step = dp.DPBarker(
-        batch_size=50, tempering=0.25, variance=1.8, draws=5, model=logistic(), **FAST
+        batch_size=50, tempering=0.25, variance=1.8, chains=1, draws=5, model=logistic(), **FAST
     )
     settings = step.guarantee.settings
     assert settings["correction_cdf_error"] == logistic_correction(1.8).cdf_error > 0
@@ -270,26 +270,28 @@ def test_settings_on_record(logistic):
 )
 def test_bad_settings_are_refused_by_name(bad, logistic):
     with pytest.raises(dp.PrivacyConfigurationError, match=f"`{next(iter(bad))}"):
-        dp.DPBarker(**{"batch_size": 20, "draws": 5, "model": logistic(), **FAST, **bad})
+        dp.DPBarker(
+            **{"batch_size": 20, "draws": 5, "chains": 1, "model": logistic(), **FAST, **bad}
+        )
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf, "1", True])
 def test_bad_epsilon(epsilon, logistic):
     with pytest.raises(dp.PrivacyConfigurationError, match="`epsilon`"):
-        dp.DPBarker(epsilon=epsilon, draws=10, model=logistic(), **FAST)
+        dp.DPBarker(epsilon=epsilon, chains=1, draws=10, model=logistic(), **FAST)
 
 
 def test_either_a_budget_or_a_batch_size(logistic):
     for both in ({}, {"epsilon": 1.0, "batch_size": 20}):
         with pytest.raises(dp.PrivacyConfigurationError, match="either a budget"):
-            dp.DPBarker(draws=5, model=logistic(), **both, **FAST)
+            dp.DPBarker(chains=1, draws=5, model=logistic(), **both, **FAST)
     with pytest.raises(TypeError, match="noise_multiplier"):
-        dp.DPBarker(draws=5, noise_multiplier=1.0, model=logistic(), **FAST)
+        dp.DPBarker(chains=1, draws=5, noise_multiplier=1.0, model=logistic(), **FAST)
 
 
 def test_a_budget_that_no_batch_fits_is_refused_with_the_cheapest(logistic):
     with pytest.raises(dp.PrivacyConfigurationError, match=r"No batch .* costs ε"):
-        dp.DPBarker(epsilon=0.1, draws=1000, model=logistic(), **FAST)
+        dp.DPBarker(epsilon=0.1, chains=1, draws=1000, model=logistic(), **FAST)
 
 
 def test_tuning_steers_acceptance_from_released_numbers_only(logistic, quiet):
@@ -299,6 +301,7 @@ def test_tuning_steers_acceptance_from_released_numbers_only(logistic, quiet):
         tempering=0.02,
         scale=5.0,
         tune=300,
+        chains=1,
         draws=300,
         target_accept=0.3,
         noise=dp.InsecureSeededNoise(1),
@@ -317,6 +320,7 @@ def test_moves_too_far_are_rejected(scale, logistic, recwarn):
     step = dp.DPBarker(
         batch_size=20,
         scale=scale,
+        chains=1,
         draws=4,
         noise=dp.InsecureSeededNoise(0),
         model=logistic(),
@@ -336,7 +340,13 @@ def test_a_point_without_prior_mass_is_rejected_without_a_look_at_data():
         p = pm.Uniform("p", 0, 1, default_transform=None)
         pm.Normal("y", p, 1, observed=np.linspace(0, 1, 40))
     step = dp.DPBarker(
-        batch_size=20, scale=1e3, draws=3, noise=dp.InsecureSeededNoise(0), model=model, **FAST
+        batch_size=20,
+        scale=1e3,
+        chains=1,
+        draws=3,
+        noise=dp.InsecureSeededNoise(0),
+        model=model,
+        **FAST,
     )
     step._likelihood._evaluate = None
     step.stop_tuning()

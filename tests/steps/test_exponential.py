@@ -178,7 +178,7 @@ def test_without_noise_it_is_plain_metropolis(quiet, fast):
     y = rng.normal(1, 2, size=50)
     model = normal(y)
     step = dp.DPExponentialFamily(
-        noise_multiplier=0, scale=0.3, draws=300, bounds=(-9, 9), noise=dp.InsecureSeededNoise(0),
+        noise_multiplier=0, scale=0.3, chains=1, draws=300, bounds=(-9, 9), noise=dp.InsecureSeededNoise(0),
         model=model, **fast,
     )  # fmt: skip
     seed = np.random.default_rng(42)
@@ -228,7 +228,7 @@ def test_replacing_a_unit_moves_no_release_by_more_than_its_bound(fast):
     for build, settings, before, after in neighbours():
         steps = [
             dp.DPExponentialFamily(
-                noise_multiplier=1.0, draws=1, model=build(y), **settings, **fast
+                noise_multiplier=1.0, chains=1, draws=1, model=build(y), **settings, **fast
             )
             for y in (before, after)
         ]
@@ -256,12 +256,12 @@ def test_replacing_a_unit_moves_no_release_by_more_than_its_bound(fast):
 def test_the_noise_of_one_statistic_is_that_of_the_paper(fast):
     """σ² = (φ(θ') - φ(θ))² ξ with ξ = (z ∇S)²; and never more with several."""
     step = dp.DPExponentialFamily(
-        noise_multiplier=2.0, draws=1, bounds=(0, 9), model=poisson_gamma(), **fast
+        noise_multiplier=2.0, chains=1, draws=1, bounds=(0, 9), model=poisson_gamma(), **fast
     )
     move = step._family.natural(np.array([0.7]))[0] - step._family.natural(np.array([0.2]))[0]
     assert 2.0 * 2 * step._along(move).bound == pytest.approx(0.5 * 2.0 * 9, rel=1e-7)
     family = dp.DPExponentialFamily(
-        noise_multiplier=2.0, draws=1, bounds=(-3, 4), model=normal(np.ones(5)), **fast
+        noise_multiplier=2.0, chains=1, draws=1, bounds=(-3, 4), model=normal(np.ones(5)), **fast
     )._family
     S = np.stack([x := np.linspace(-1, 1, 501), x**2], axis=1)
     nabla = np.linalg.norm(S[:, None] - S[None], axis=-1).max()
@@ -357,7 +357,7 @@ def started(step):
 
 
 def test_one_release_per_iteration_and_none_beyond_the_plan(fast):
-    step = dp.DPExponentialFamily(epsilon=1.0, draws=3, model=beta_bernoulli(), **fast)
+    step = dp.DPExponentialFamily(epsilon=1.0, chains=1, draws=3, model=beta_bernoulli(), **fast)
     assert step.events == (Gaussian(step._z),)
     step, point = started(step)
     for _ in range(3):
@@ -367,7 +367,7 @@ def test_one_release_per_iteration_and_none_beyond_the_plan(fast):
 
 
 def test_the_kept_sum_does_not_travel(fast):
-    step = dp.DPExponentialFamily(epsilon=1.0, draws=3, model=beta_bernoulli(), **fast)
+    step = dp.DPExponentialFamily(epsilon=1.0, chains=1, draws=3, model=beta_bernoulli(), **fast)
     step, point = started(step)
     step.step(point)
     assert step._sum._total == [(6 - 24) * RESOLUTION]
@@ -375,7 +375,7 @@ def test_the_kept_sum_does_not_travel(fast):
 
 
 def test_a_stored_state_cannot_release_again(fast):
-    step = dp.DPExponentialFamily(epsilon=1.0, draws=20, model=beta_bernoulli(), **fast)
+    step = dp.DPExponentialFamily(epsilon=1.0, chains=1, draws=20, model=beta_bernoulli(), **fast)
     step, point = started(step)
     for _ in range(5):
         point, _ = step.step(point)
@@ -401,7 +401,13 @@ def test_units_of_several_records_get_more_noise(fast):
     person = np.repeat(np.arange(10), 3)
     one, three = (
         dp.DPExponentialFamily(
-            noise_multiplier=1.0, draws=1, scale=0.1, unit=unit, model=beta_bernoulli(), **fast
+            noise_multiplier=1.0,
+            chains=1,
+            draws=1,
+            scale=0.1,
+            unit=unit,
+            model=beta_bernoulli(),
+            **fast,
         )
         for unit in (None, person)
     )
@@ -416,7 +422,7 @@ def test_units_of_several_records_get_more_noise(fast):
 def test_tuning_steers_acceptance_from_released_numbers_only(quiet, fast):
     model = beta_bernoulli(np.repeat([0, 1], 300))
     step = dp.DPExponentialFamily(
-        noise_multiplier=3.0, scale=5.0, tune=400, draws=500, target_accept=0.4,
+        noise_multiplier=3.0, scale=5.0, tune=400, chains=1, draws=500, target_accept=0.4,
         noise=dp.InsecureSeededNoise(1), model=model, **fast,
     )  # fmt: skip
     idata = pm.sample(500, tune=400, chains=1, step=step, random_seed=1, model=model, **quiet)
@@ -428,7 +434,9 @@ def test_tuning_steers_acceptance_from_released_numbers_only(quiet, fast):
 
 @pytest.mark.parametrize("epsilon", [1e-3, 1.0, 1e3])
 def test_default_scale_respects_the_noise(epsilon, fast):
-    step = dp.DPExponentialFamily(epsilon=epsilon, draws=500, model=beta_bernoulli(), **fast)
+    step = dp.DPExponentialFamily(
+        epsilon=epsilon, chains=1, draws=500, model=beta_bernoulli(), **fast
+    )
     assert 0 < step._first_scale <= 2.4 / math.sqrt(30) * (1 + 1e-12)
     assert step._noise_sd_of_scale(step._first_scale) <= 1.6 * (1 + 1e-6)
 
@@ -437,7 +445,7 @@ def test_default_scale_respects_the_noise(epsilon, fast):
 def test_moves_too_far_to_measure_are_rejected(scale, quiet, fast, recwarn):
     model = poisson_gamma()
     step = dp.DPExponentialFamily(
-        epsilon=1.0, scale=scale, draws=6, bounds=(0, 9), model=model, **fast
+        epsilon=1.0, scale=scale, chains=1, draws=6, bounds=(0, 9), model=model, **fast
     )
     recwarn.clear()
     idata = pm.sample(6, tune=0, chains=1, step=step, model=model, **quiet)
@@ -459,7 +467,14 @@ def test_moves_too_far_to_measure_are_rejected(scale, quiet, fast, recwarn):
     ],
 )
 def test_bad_settings_are_refused_by_name(bad, fast):
-    keywords = {"noise_multiplier": 1.0, "draws": 10, "model": beta_bernoulli(), **fast, **bad}
+    keywords = {
+        "noise_multiplier": 1.0,
+        "draws": 10,
+        "chains": 1,
+        "model": beta_bernoulli(),
+        **fast,
+        **bad,
+    }
     with pytest.raises(dp.PrivacyConfigurationError, match=f"`{next(iter(bad))}"):
         dp.DPExponentialFamily(**keywords)
 
@@ -474,7 +489,13 @@ def test_a_regression_is_refused_before_anything_is_spent(logistic, tmp_path):
 def test_the_settings_on_record_tell_runs_apart(fast):
     steps = [
         dp.DPExponentialFamily(
-            noise_multiplier=1.0, draws=5, scale=0.1, bounds=bounds, model=poisson_gamma(), **fast
+            noise_multiplier=1.0,
+            chains=1,
+            draws=5,
+            scale=0.1,
+            bounds=bounds,
+            model=poisson_gamma(),
+            **fast,
         )
         for bounds in ((0, 9), (0, 9.0000000001))
     ]

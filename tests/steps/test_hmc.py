@@ -65,7 +65,7 @@ def test_momentum_has_the_mass_as_covariance(mass):
     np.testing.assert_allclose(kinetic.velocity(matrix @ [1.0, 2.0, 3.0]), [1, 2, 3])
 
 
-def run_from_posterior(z, assumed_z, gradient_clip, starts=3000, step_size=0.25):
+def run_from_posterior(z, assumed_z, gradient_clip, longest=math.inf, starts=3000, step_size=0.25):
     """Exact posterior draws moved by DP-HMC; independent of each other."""
     rng = np.random.default_rng(7)
     noise = dp.InsecureSeededNoise(11)
@@ -85,7 +85,7 @@ def run_from_posterior(z, assumed_z, gradient_clip, starts=3000, step_size=0.25)
                     permit=permit,
                     noise=noise,
                 )
-                return released + 2 - np.exp(theta)
+                return Mass(1.0, 1).shortened(released + 2 - np.exp(theta), longest)
 
             def ratio(theta, new, permit=permit):
                 return float(
@@ -115,12 +115,45 @@ def run_from_posterior(z, assumed_z, gradient_clip, starts=3000, step_size=0.25)
     return np.exp(ends), accepted / starts / transitions
 
 
-@pytest.mark.parametrize("gradient_clip", [40.0, 0.4])
-def test_posterior_is_invariant_with_noise_on(gradient_clip):
-    """Also when most gradients are clipped: they only propose."""
-    draws, accepted = run_from_posterior(0.025, 0.025, gradient_clip)
+@pytest.mark.parametrize(
+    ("gradient_clip", "longest"), [(40.0, math.inf), (0.4, math.inf), (40.0, 0.8)]
+)
+def test_posterior_is_invariant_with_noise_on(gradient_clip, longest):
+    """Also when most gradients are clipped, or their noisy sum is shortened: they only propose."""
+    draws, accepted = run_from_posterior(0.025, 0.025, gradient_clip, longest)
     assert accepted > 0.2
     assert stats.kstest(draws, POSTERIOR.cdf).pvalue > 1e-3
+
+
+def test_its_defaults_move_on_real_data(quiet):
+    """Defaults throughout, covariates scaled by public constants, ε = 4: it used to stand still.
+
+    16,000 people of the Current Population Survey (causaldata's `cps_mixtape`).
+    """
+    people = pytest.importorskip("causaldata").cps_mixtape.load_pandas().data
+    columns = [
+        np.ones(len(people)),
+        (people["age"] - 40) / 10,
+        (people["educ"] - 12) / 3,
+        people["black"],
+    ]
+    x, y = np.column_stack(columns), people["marr"].to_numpy(int)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=4)
+        pm.Bernoulli("married", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y))
+    step = dp.DPHMC(epsilon=4.0, draws=400, chains=1, model=model, noise=dp.InsecureSeededNoise(1))
+    raw = pm.sample(400, tune=0, chains=1, step=step, model=model, random_seed=1, **quiet)
+    accepted = raw.sample_stats["accepted"].values[0]
+    assert accepted[:100].mean() > 0.2
+    assert accepted[-100:].mean() > 0.2
+    theta = np.zeros(4)
+    for _ in range(20):  # the mode
+        p = 1 / (1 + np.exp(-x @ theta))
+        H = x.T @ (x * (p * (1 - p))[:, None]) + np.eye(4) / 4
+        theta += np.linalg.solve(H, x.T @ (y - p) - theta / 4)
+    sds = np.sqrt(np.diag(np.linalg.inv(H)))
+    start, end = theta / sds, (raw.posterior["beta"].values[0, -100:].mean(axis=0) - theta) / sds
+    assert np.linalg.norm(end) < 0.5 * np.linalg.norm(start)
 
 
 def test_a_wrong_penalty_is_caught():
@@ -170,8 +203,10 @@ def test_without_noise_it_is_plain_hmc(logistic, quiet):
         clip=1e3,
         gradient_clip=1e3,
         step_size=0.15,
+        max_drift=math.inf,
         n_leapfrog=5,
         mass=[1.0, 2.0],
+        chains=1,
         draws=60,
         noise=dp.InsecureSeededNoise(0),
         model=model,
@@ -215,7 +250,9 @@ def test_every_release_is_counted(logistic, monkeypatch, quiet):
 
     monkeypatch.setattr("pymc_dp.steps.hmc.noisy_sum", counting)
     monkeypatch.setattr("pymc_dp.steps.ratio.noisy_sum", counting)
-    step = dp.DPHMC(epsilon=2.0, delta=1e-5, n_leapfrog=L, draws=draws, model=model, **FAST)
+    step = dp.DPHMC(
+        epsilon=2.0, delta=1e-5, n_leapfrog=L, chains=1, draws=draws, model=model, **FAST
+    )
     pm.sample(draws, tune=0, chains=1, step=step, model=model, **quiet)
     ratio, gradient = step.events
     assert seen[gradient.noise_multiplier] == draws * (L + 1)
@@ -234,6 +271,7 @@ def test_budget_is_split_as_documented(share, logistic):
         epsilon=2.0,
         delta=1e-5,
         n_leapfrog=L,
+        chains=1,
         draws=draws,
         gradient_share=share,
         model=logistic(),
@@ -249,7 +287,7 @@ def test_budget_is_split_as_documented(share, logistic):
 
 def test_overflowing_trajectories_are_rejected(logistic, quiet, recwarn):
     model = logistic()
-    step = dp.DPHMC(epsilon=1.0, step_size=1e200, draws=5, model=model, **FAST)
+    step = dp.DPHMC(epsilon=1.0, step_size=1e200, chains=1, draws=5, model=model, **FAST)
     recwarn.clear()
     idata = pm.sample(5, tune=0, chains=1, step=step, model=model, **quiet)
     assert not idata.sample_stats["accepted"].values.any()
@@ -257,7 +295,9 @@ def test_overflowing_trajectories_are_rejected(logistic, quiet, recwarn):
 
 
 def test_path_length(logistic):
-    step = dp.DPHMC(epsilon=1.0, path_length=1.0, step_size=0.3, draws=2, model=logistic(), **FAST)
+    step = dp.DPHMC(
+        epsilon=1.0, path_length=1.0, step_size=0.3, chains=1, draws=2, model=logistic(), **FAST
+    )
     assert step.events[1].count == 5  # four steps
 
 
@@ -271,6 +311,7 @@ def test_tuning_steers_the_step_size(logistic, quiet):
         step_size=1.0,
         n_leapfrog=3,
         tune=150,
+        chains=1,
         draws=150,
         noise=dp.InsecureSeededNoise(1),
         model=model,
@@ -288,6 +329,7 @@ def test_state_round_trip(logistic):
         return dp.DPHMC(
             noise_multiplier=1.0,
             gradient_multiplier=1.0,
+            chains=1,
             draws=8,
             noise=dp.InsecureSeededNoise(5),
             rng=3,
@@ -349,7 +391,7 @@ def test_short_way(cores, logistic):
 )
 def test_bad_settings_are_refused_by_name(bad, logistic):
     with pytest.raises(dp.PrivacyConfigurationError, match=f"`{next(iter(bad))}"):
-        dp.DPHMC(**{"epsilon": 1.0, "draws": 5, "model": logistic(), **FAST, **bad})
+        dp.DPHMC(**{"epsilon": 1.0, "draws": 5, "chains": 1, "model": logistic(), **FAST, **bad})
 
 
 def test_a_likelihood_without_gradient_is_refused():
@@ -367,6 +409,6 @@ def test_a_likelihood_without_gradient_is_refused():
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 1)
         pm.CustomDist("y", mu, logp=lambda v, m: BlackBox()(v, m), observed=np.linspace(0, 1, 20))
-    dp.DPPenalty(epsilon=1.0, draws=5, model=model, **FAST)
+    dp.DPPenalty(epsilon=1.0, chains=1, draws=5, model=model, **FAST)
     with pytest.raises(dp.UnsupportedModelError, match="DPPenalty"):
-        dp.DPHMC(epsilon=1.0, draws=5, model=model, **FAST)
+        dp.DPHMC(epsilon=1.0, chains=1, draws=5, model=model, **FAST)

@@ -44,15 +44,58 @@ def test_two_chains_one_ledger(cores, method, logistic, fast):
     assert ledger.events()[0].count == 30
     before = ledger.spent()
     with pytest.raises(Exception, match="all of them have started"):
-        pm.sample(15, tune=0, chains=1, step=step, model=model, **keywords)
+        pm.sample(15, tune=0, chains=2, step=step, model=model, **keywords)
     assert ledger.spent() == before
 
 
-def test_more_chains_than_planned_are_refused(logistic, quiet, fast):
+@pytest.mark.parametrize(("planned", "asked"), [(1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize("cores", [1, 2])
+def test_another_number_of_chains_is_refused_before_the_charge(
+    planned, asked, cores, logistic, quiet, fast
+):
     model = logistic()
-    step = dp.DPPenalty(epsilon=1.0, draws=10, chains=1, model=model, **fast)
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+    step = dp.DPPenalty(
+        epsilon=1.0, delta=1e-5, chains=planned, draws=10, ledger=ledger, model=model, **fast
+    )
+    host = {**quiet, "cores": cores, "mp_ctx": "fork"}
+    with pytest.raises(
+        dp.PrivacyConfigurationError, match=f"asked for {asked} chains.*built for {planned}"
+    ):
+        pm.sample(10, tune=0, chains=asked, step=step, model=model, **host)
+    assert ledger.spent() == 0
+    assert multiprocessing.active_children() == []
+    pm.sample(10, tune=0, chains=planned, step=step, model=model, **host)  # nothing is lost
+    assert ledger.spent() > 0.99
+
+
+def test_the_number_of_chains_is_asked_for(logistic, fast):
+    with pytest.raises(TypeError, match="chains"):
+        dp.DPPenalty(epsilon=1.0, draws=10, model=logistic(), **fast)
+
+
+def test_more_chains_than_planned_are_refused_without_the_early_warning(
+    logistic, quiet, fast, monkeypatch
+):
+    monkeypatch.setattr("pymc_dp.steps.base.enclosing_sampler", lambda: None)
+    model = logistic()
+    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, model=model, **fast)
     with pytest.raises(dp.PrivacyBudgetExceeded, match=r"`chains`"):
         pm.sample(10, tune=0, chains=2, step=step, model=model, **quiet)
+
+
+def test_floating_point_errors_that_a_user_has_raised_lose_no_run(logistic, quiet, fast):
+    """A trajectory that overflows, of released numbers only."""
+    model = logistic()
+    step = dp.DPHMC(
+        epsilon=1.0, step_size=1e200, max_drift=np.inf, chains=1, draws=4, model=model, **fast
+    )
+    step.stop_tuning()
+    point = model.initial_point()
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        for _ in range(4):
+            point, _ = step.step(point)
+    assert (point["beta"] == 0).all()
 
 
 def test_stats_are_the_whitelist_and_epsilon_adds_up(logistic, quiet, fast):
@@ -72,7 +115,9 @@ def test_reserving_happens_before_data_are_read(logistic, quiet, fast, monkeypat
     """A run that does not fit is refused without a single likelihood evaluation."""
     model = logistic()
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
-    step = dp.DPPenalty(epsilon=3.0, delta=1e-5, draws=10, ledger=ledger, model=model, **fast)
+    step = dp.DPPenalty(
+        epsilon=3.0, delta=1e-5, chains=1, draws=10, ledger=ledger, model=model, **fast
+    )
     monkeypatch.setattr(type(step._likelihood), "__call__", None)
     with pytest.raises(dp.PrivacyBudgetExceeded, match="budget is ε = 1"):
         pm.sample(10, tune=0, chains=1, step=step, model=model, **quiet)
@@ -81,7 +126,9 @@ def test_reserving_happens_before_data_are_read(logistic, quiet, fast, monkeypat
 
 def test_building_a_step_costs_nothing(logistic, fast):
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
-    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, draws=5, ledger=ledger, model=logistic(), **fast)
+    step = dp.DPPenalty(
+        epsilon=1.0, delta=1e-5, chains=1, draws=5, ledger=ledger, model=logistic(), **fast
+    )
     dp.plan(step)
     assert ledger.spent() == 0
     assert ledger.runs() == []
@@ -94,6 +141,7 @@ def seeded_step(model, **keywords):
     settings = {
         "noise_multiplier": 1.0,
         "draws": 12,
+        "chains": 1,
         "noise": dp.InsecureSeededNoise(5),
         "compile_kwargs": {"mode": "FAST_COMPILE"},
         "model": model,
@@ -191,7 +239,9 @@ def test_host_draws_and_tune_must_match(logistic, quiet, fast):
         ({"draws": 10, "tune": 7}, "7 tuning"),
     ]:
         ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
-        step = dp.DPPenalty(epsilon=1.0, delta=1e-5, draws=10, ledger=ledger, model=model, **fast)
+        step = dp.DPPenalty(
+            epsilon=1.0, delta=1e-5, chains=1, draws=10, ledger=ledger, model=model, **fast
+        )
         with pytest.raises(dp.PrivacyConfigurationError, match=word):
             pm.sample(**host, chains=1, step=step, model=model, **quiet)
         assert ledger.spent() == 0
@@ -202,7 +252,7 @@ def test_tuning_guard_without_the_early_warning(logistic, quiet, fast, monkeypat
     model = logistic()
     monkeypatch.setattr("pymc_dp.steps.base.enclosing_sampler", lambda: None)
     for planned, actual in [(0, 5), (5, 0), (5, 3)]:
-        step = dp.DPPenalty(epsilon=1.0, draws=10, tune=planned, model=model, **fast)
+        step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, tune=planned, model=model, **fast)
         monkeypatch.setattr(type(step._likelihood), "__call__", None)
         if min(planned, actual):
             monkeypatch.setattr(
@@ -220,7 +270,7 @@ def test_tuning_guard_without_the_early_warning(logistic, quiet, fast, monkeypat
 def test_omitted_tune_is_safe(logistic, quiet, fast):
     """PyMC 5 tunes 1000 iterations when `tune` is left out; PyMC 6 asks the step, which says 0."""
     model = logistic()
-    step = dp.DPPenalty(epsilon=1.0, draws=10, model=model, **fast)
+    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, model=model, **fast)
     if CHAIN_START == "setup_chain":
         assert (
             pm.sample(10, chains=1, step=step, model=model, **quiet).posterior.sizes["draw"] == 10
@@ -235,14 +285,16 @@ def test_uncovered_variables_are_refused_by_name(fast):
         a, b = pm.Normal("a"), pm.Normal("b")
         pm.Normal("y", a + b, 1, observed=np.array([0.1, 0.2]))
     with pytest.raises(dp.UnsupportedModelError, match=r"\['b'\] are not covered"):
-        dp.DPPenalty([a], epsilon=1.0, draws=5, model=model, **fast)
-    dp.DPPenalty([b, a], epsilon=1.0, draws=5, model=model, **fast)
+        dp.DPPenalty([a], epsilon=1.0, chains=1, draws=5, model=model, **fast)
+    dp.DPPenalty([b, a], epsilon=1.0, chains=1, draws=5, model=model, **fast)
 
 
 def test_no_other_step_in_the_run(logistic, quiet, fast):
     model = logistic()
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
-    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, draws=5, ledger=ledger, model=model, **fast)
+    step = dp.DPPenalty(
+        epsilon=1.0, delta=1e-5, chains=1, draws=5, ledger=ledger, model=model, **fast
+    )
     mixed = [step, pm.Slice(model=model)]
     with pytest.raises(dp.UnsupportedModelError, match="Slice"):
         pm.sample(5, tune=0, chains=1, step=mixed, model=model, **quiet)
@@ -254,12 +306,12 @@ def test_blocked_false_is_refused(logistic, fast):
         a, b = pm.Normal("a"), pm.Normal("b")
         pm.Normal("y", a + b, 1, observed=np.array([0.1, 0.2]))
     with pytest.raises(dp.PrivacyConfigurationError, match="blocked"):
-        dp.DPPenalty(epsilon=1.0, draws=5, blocked=False, model=model, **fast)
+        dp.DPPenalty(epsilon=1.0, chains=1, draws=5, blocked=False, model=model, **fast)
 
 
 def test_deterministic_added_later_is_refused(logistic, quiet, fast):
     model = logistic()
-    step = dp.DPPenalty(epsilon=1.0, draws=5, model=model, **fast)
+    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=5, model=model, **fast)
     with model:
         pm.Deterministic("p", model["X"] @ model["beta"])
     with pytest.raises(dp.UnsupportedModelError, match="'p'"):
@@ -269,7 +321,9 @@ def test_deterministic_added_later_is_refused(logistic, quiet, fast):
 def test_interrupt_keeps_draws_and_refunds_nothing(logistic, quiet, fast):
     model = logistic()
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
-    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, draws=50, ledger=ledger, model=model, **fast)
+    step = dp.DPPenalty(
+        epsilon=1.0, delta=1e-5, chains=1, draws=50, ledger=ledger, model=model, **fast
+    )
 
     def interrupt(trace, draw):
         if draw.draw_idx == 7:
@@ -304,7 +358,7 @@ def test_progress_bar_shows_acceptance_and_spending(logistic):
 
 def test_data_replaced_later_are_refused(logistic, quiet, fast):
     model = logistic()
-    step = dp.DPPenalty(epsilon=1.0, draws=5, model=model, **fast)
+    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=5, model=model, **fast)
     model.set_data("X", np.zeros((120, 2)))
     with pytest.raises(dp.PrivacyConfigurationError, match=r"\['X'\] were replaced"):
         pm.sample(5, tune=0, chains=1, step=step, model=model, **quiet)
@@ -320,7 +374,7 @@ def test_single_precision_is_refused(fast):
         pytensor.config.change_flags(floatX="float32"),
         pytest.raises(dp.PrivacyConfigurationError, match="floatX"),
     ):
-        dp.DPPenalty(epsilon=1.0, draws=5, model=model, **fast)
+        dp.DPPenalty(epsilon=1.0, chains=1, draws=5, model=model, **fast)
 
 
 def test_another_step_that_moves_the_chain_is_noticed(logistic):

@@ -294,6 +294,7 @@ def test_rate_one_is_the_plain_sampler_to_the_last_bit(logistic, quiet):
         step = dp.DPPenalty(
             noise_multiplier=1.0,
             tune=5,
+            chains=1,
             draws=40,
             noise=dp.InsecureSeededNoise(1),
             model=model,
@@ -316,6 +317,7 @@ def test_only_sampled_records_are_evaluated(logistic, quiet):
         noise_multiplier=1.0,
         batch_rate=0.1,
         tempering=0.1,
+        chains=1,
         draws=30,
         noise=dp.InsecureSeededNoise(1),
         model=model,
@@ -351,6 +353,7 @@ def test_the_test_subtracts_the_noise_that_was_added(logistic, monkeypatch):
         noise_multiplier=1.5,
         batch_rate=0.2,
         tempering=0.3,
+        chains=1,
         draws=10,
         noise=dp.InsecureSeededNoise(1),
         model=logistic(),
@@ -384,7 +387,7 @@ def test_the_budget_buys_less_noise_for_samples(logistic):
     """And never costs more than it."""
     plain, sampled = (
         dp.DPPenalty(
-            epsilon=1.0, delta=1e-4, batch_rate=rate, draws=3, model=logistic(), **FAST
+            epsilon=1.0, delta=1e-4, batch_rate=rate, chains=1, draws=3, model=logistic(), **FAST
         ).events[0]
         for rate in (1.0, 0.1)
     )
@@ -399,6 +402,7 @@ def test_default_scale_knows_of_the_sampling(logistic):
         rate: dp.DPPenalty(
             noise_multiplier=1e-3,
             batch_rate=rate,
+            chains=1,
             draws=2,
             noise=dp.InsecureSeededNoise(0),
             model=logistic(n=4000),
@@ -414,7 +418,7 @@ def test_default_scale_knows_of_the_sampling(logistic):
 @pytest.mark.parametrize("rate", [0, 0.0, -0.5, 1.5, math.nan, 1e-9, True, "half", None])
 def test_bad_rates_are_refused_by_name(rate, logistic):
     with pytest.raises(dp.PrivacyConfigurationError, match="`batch_rate`"):
-        dp.DPPenalty(epsilon=1.0, draws=5, batch_rate=rate, model=logistic(), **FAST)
+        dp.DPPenalty(epsilon=1.0, chains=1, draws=5, batch_rate=rate, model=logistic(), **FAST)
 
 
 @pytest.mark.parametrize("scale", [1e80, 1e155, 1e200, 1e300])
@@ -423,6 +427,7 @@ def test_moves_too_far_to_square_are_rejected(scale, logistic, recwarn):
         noise_multiplier=1.0,
         batch_rate=0.5,
         scale=scale,
+        chains=1,
         draws=4,
         noise=dp.InsecureSeededNoise(0),
         model=logistic(),

@@ -135,6 +135,7 @@ def test_without_noise_and_clipping_it_is_plain_metropolis(logistic, quiet):
         noise_multiplier=0,
         clip=1e4,
         scale=0.3,
+        chains=1,
         draws=400,
         noise=dp.InsecureSeededNoise(0),
         model=model,
@@ -185,6 +186,7 @@ def test_proposal_covariance(keywords, factor, logistic, fast):
     """Proposals have the covariance that was asked for (flat target: everything is accepted)."""
     step = dp.DPPenalty(
         noise_multiplier=0,
+        chains=1,
         draws=1,
         noise=dp.InsecureSeededNoise(0),
         model=logistic(),
@@ -207,7 +209,7 @@ def test_proposal_covariance(keywords, factor, logistic, fast):
 )
 def test_metric_of_the_clip_bound(metric, length, logistic, fast):
     step = dp.DPPenalty(
-        noise_multiplier=1.0, draws=1, metric=metric, clip=2.0, model=logistic(), **fast
+        noise_multiplier=1.0, chains=1, draws=1, metric=metric, clip=2.0, model=logistic(), **fast
     )
     assert step._clip * np.linalg.norm(step._metric @ [3.0, 4.0]) == pytest.approx(2 * length)
 
@@ -219,6 +221,7 @@ def test_tuning_steers_acceptance_from_released_numbers_only(logistic, quiet, fa
         clip=3.0,
         scale=2.0,
         tune=400,
+        chains=1,
         draws=600,
         target_accept=0.4,
         noise=dp.InsecureSeededNoise(1),
@@ -261,7 +264,14 @@ def test_tuning_steers_acceptance_from_released_numbers_only(logistic, quiet, fa
     ],
 )
 def test_bad_settings_are_refused_by_name(bad, logistic, fast):
-    keywords = {"noise_multiplier": 1.0, "draws": 10, "model": logistic(), **fast, **bad}
+    keywords = {
+        "noise_multiplier": 1.0,
+        "draws": 10,
+        "chains": 1,
+        "model": logistic(),
+        **fast,
+        **bad,
+    }
     name = "epsilon" if "epsilon" in bad else next(iter(bad))
     with pytest.raises(dp.PrivacyConfigurationError, match=f"`{name}"):
         dp.DPPenalty(**keywords)
@@ -270,12 +280,12 @@ def test_bad_settings_are_refused_by_name(bad, logistic, fast):
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf, "1", True])
 def test_bad_epsilon(epsilon, logistic, fast):
     with pytest.raises(dp.PrivacyConfigurationError, match="`epsilon`"):
-        dp.DPPenalty(epsilon=epsilon, draws=10, model=logistic(), **fast)
+        dp.DPPenalty(epsilon=epsilon, chains=1, draws=10, model=logistic(), **fast)
 
 
 def test_unknown_keywords_are_refused(logistic):
     with pytest.raises(TypeError, match="nosie"):
-        dp.DPPenalty(epsilon=1.0, draws=10, nosie=1, model=logistic())
+        dp.DPPenalty(epsilon=1.0, chains=1, draws=10, nosie=1, model=logistic())
 
 
 def test_one_record(quiet, fast):
@@ -292,7 +302,7 @@ def test_one_record(quiet, fast):
 def test_moves_too_far_to_square_are_rejected(scale, logistic, quiet, fast, recwarn):
     """Whatever overflows on the way to the test: a rejection, not an error that loses the run."""
     model = logistic()
-    step = dp.DPPenalty(epsilon=1.0, scale=scale, draws=4, model=model, **fast)
+    step = dp.DPPenalty(epsilon=1.0, scale=scale, chains=1, draws=4, model=model, **fast)
     recwarn.clear()
     idata = pm.sample(4, tune=0, chains=1, step=step, model=model, **quiet)
     assert not idata.sample_stats["accepted"].values.any()

@@ -125,6 +125,7 @@ def built(step_type, model=None, **settings):
         "batch_rate": 0.2,
         "tempering": 0.25,
         "draws": 5000,
+        "chains": 1,
         "noise": dp.InsecureSeededNoise(1),
         "rng": 2,
         "model": model or normal_model(),
@@ -256,7 +257,9 @@ def test_events_and_cost(step_type, logistic):
 
 @pytest.mark.parametrize("step_type", [dp.DPSGLD])
 def test_the_budget_is_kept(step_type, logistic):
-    step = step_type(epsilon=1.0, delta=1e-4, batch_rate=0.1, draws=3, model=logistic(), **FAST)
+    step = step_type(
+        epsilon=1.0, delta=1e-4, batch_rate=0.1, chains=1, draws=3, model=logistic(), **FAST
+    )
     spent = composed_epsilon(times(step.events, 3), 1e-4)
     assert 0.99 < spent <= 1.0
 
@@ -350,7 +353,12 @@ def test_default_step_size_leaves_room_for_the_error_of_samples(step_type, n):
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, 1, observed=pm.Data("Y", np.resize([-1.0, 1.0], n)))
     step = step_type(
-        noise_multiplier=0.3, draws=1000, noise=dp.InsecureSeededNoise(0), model=model, **FAST
+        noise_multiplier=0.3,
+        chains=1,
+        draws=1000,
+        noise=dp.InsecureSeededNoise(0),
+        model=model,
+        **FAST,
     )
     q, step_size = step._rate, step._step_size
     error = math.sqrt(n * (1 - q) / q)
@@ -365,11 +373,11 @@ def test_langevin_refuses_a_step_that_the_privacy_noise_overfills(logistic):
     settings = {"noise_multiplier": 2.0, "batch_rate": 0.5, "gradient_clip": 1.0}
     sigma = 2 * noise_sd(1.0, 2.0)
     limit = 4 / sigma**2
-    step = dp.DPSGLD(draws=1, step_size=limit * 0.999, model=model, **settings, **FAST)
+    step = dp.DPSGLD(chains=1, draws=1, step_size=limit * 0.999, model=model, **settings, **FAST)
     assert step._step_size * step._sigma**2 < 4
     with pytest.raises(dp.PrivacyConfigurationError, match="`step_size`"):
-        dp.DPSGLD(draws=1, step_size=limit * 1.001, model=model, **settings, **FAST)
-    default = dp.DPSGLD(draws=1, model=model, **settings, **FAST)
+        dp.DPSGLD(chains=1, draws=1, step_size=limit * 1.001, model=model, **settings, **FAST)
+    default = dp.DPSGLD(chains=1, draws=1, model=model, **settings, **FAST)
     assert default._step_size * default._sigma**2 <= 2 * (1 + 1e-12)
 
 
@@ -396,7 +404,14 @@ def test_langevin_refuses_a_step_that_the_privacy_noise_overfills(logistic):
     ],
 )
 def test_bad_settings_are_refused_by_name(step_type, bad, logistic):
-    keywords = {"noise_multiplier": 1.0, "draws": 10, "model": logistic(), **FAST, **bad}
+    keywords = {
+        "noise_multiplier": 1.0,
+        "draws": 10,
+        "chains": 1,
+        "model": logistic(),
+        **FAST,
+        **bad,
+    }
     name = "epsilon" if "epsilon" in bad else next(iter(bad))
     with pytest.raises(dp.PrivacyConfigurationError, match=f"`{name}"):
         step_type(**keywords)
@@ -405,13 +420,15 @@ def test_bad_settings_are_refused_by_name(step_type, bad, logistic):
 @pytest.mark.parametrize("diffusion", [0.0, -1.0, math.nan, "1"])
 def test_bad_diffusion(diffusion, logistic):
     with pytest.raises(dp.PrivacyConfigurationError, match="`diffusion`"):
-        dp.DPSGNHT(noise_multiplier=1.0, diffusion=diffusion, draws=5, model=logistic(), **FAST)
+        dp.DPSGNHT(
+            noise_multiplier=1.0, diffusion=diffusion, chains=1, draws=5, model=logistic(), **FAST
+        )
 
 
 @pytest.mark.parametrize("step_type", STEPS)
 def test_unknown_keywords_are_refused(step_type, logistic):
     with pytest.raises(TypeError, match="nosie"):
-        step_type(epsilon=1.0, draws=10, nosie=1, model=logistic())
+        step_type(epsilon=1.0, chains=1, draws=10, nosie=1, model=logistic())
 
 
 def test_momentum_and_friction_are_part_of_the_state(logistic):

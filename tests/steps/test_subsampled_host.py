@@ -58,7 +58,7 @@ def build(which, model, *, seeded=False, **keywords):
         keywords = instead | keywords
     if seeded:
         keywords["noise"] = dp.InsecureSeededNoise(5)
-    return step_type(**{"draws": 6, "model": model} | settings | keywords, **FAST)
+    return step_type(**{"draws": 6, "chains": 1, "model": model} | settings | keywords, **FAST)
 
 
 def start_chain(step, seed=0):
@@ -106,7 +106,7 @@ def test_pymcs_own_entry(which, logistic, quiet):
     assert (spent <= step.guarantee.epsilon).all()
 
     with pytest.raises(dp.PrivacyBudgetExceeded, match="all of them have started"):
-        pm.sample(3, tune=1, chains=1, step=step, model=model, **quiet)
+        pm.sample(3, tune=1, chains=2, step=step, model=model, **quiet)
     assert ledger.spent() == pytest.approx(cost)
 
     safe = dp.release(raw)

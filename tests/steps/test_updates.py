@@ -54,6 +54,7 @@ def test_one_coordinate_moves_at_a_time(update, logistic, quiet):
     step = dp.DPPenalty(
         noise_multiplier=0.3,
         update=update,
+        chains=1,
         draws=200,
         noise=dp.InsecureSeededNoise(1),
         model=model,
@@ -70,6 +71,7 @@ def test_guided_walk_keeps_its_direction_until_rejected(logistic):
     step = dp.DPPenalty(
         noise_multiplier=0.3,
         update="guided",
+        chains=1,
         draws=300,
         noise=dp.InsecureSeededNoise(1),
         rng=1,
@@ -94,7 +96,13 @@ def test_noise_of_a_single_coordinate_is_smaller(logistic):
     """The point of it: a shorter move has a smaller clip bound."""
     sigma = {
         update: dp.DPPenalty(
-            noise_multiplier=5.0, update=update, scale=0.1, draws=2, model=logistic(d=4), **FAST
+            noise_multiplier=5.0,
+            update=update,
+            scale=0.1,
+            chains=1,
+            draws=2,
+            model=logistic(d=4),
+            **FAST,
         ).guarantee.settings["typical_noise_sd"]
         for update in ("joint", "guided")
     }
@@ -103,8 +111,14 @@ def test_noise_of_a_single_coordinate_is_smaller(logistic):
 
 def test_bad_update(logistic):
     with pytest.raises(dp.PrivacyConfigurationError, match="`update` must be one of"):
-        dp.DPPenalty(epsilon=1.0, draws=2, update="gibbs", model=logistic(), **FAST)
+        dp.DPPenalty(epsilon=1.0, chains=1, draws=2, update="gibbs", model=logistic(), **FAST)
     with pytest.raises(dp.PrivacyConfigurationError, match="`scale`"):
         dp.DPPenalty(
-            epsilon=1.0, draws=2, update="guided", scale=np.eye(2) + 0.1, model=logistic(), **FAST
+            epsilon=1.0,
+            chains=1,
+            draws=2,
+            update="guided",
+            scale=np.eye(2) + 0.1,
+            model=logistic(),
+            **FAST,
         )
