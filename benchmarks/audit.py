@@ -12,11 +12,14 @@ import pymc as pm
 from _report import write_report
 
 import pymc_dp as dp
+from pymc_dp.audit import replaced
+from pymc_dp.federated import Owner
+from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.exponential import direction
 
@@ -43,6 +46,8 @@ def first_draw(run):
     return run.draws[0, 0]
 
 
+PEOPLE = np.repeat(np.arange(500), 2)
+
 # Sensitive settings: few iterations, moves whose acceptance rate shows the noisy ratio.
 STEPS = {
     "DPPenalty": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 4}),
@@ -59,8 +64,11 @@ STEPS = {
     "DPSGNHT": (dp.DPSGNHT, 60, {"batch_rate": 1.0, "draws": 4}),
     "DPSGNHT, q = 0.5": (dp.DPSGNHT, 60, {"batch_rate": 0.5, "draws": 4}),
     "DPExponentialFamily": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 4, "bounds": (-3, 3)}),
+    "DPPenalty, two records each": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 4, "unit": PEOPLE[:60]}),
+    "DPSGLD, q = 0.5, two records each": (dp.DPSGLD, 60, {"batch_rate": 0.5, "draws": 4, "unit": PEOPLE[:60]}),
     "DPAnchored, first draw": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 800, "noise_aware": False, "statistic": first_draw}),
     "DPAnchored, 4 draws": (DPAnchored, 1000, {"draws": 4, "runs": 500}),
+    "DPAnchored, two records each": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 400, "noise_aware": False, "statistic": first_draw, "unit": PEOPLE}),
 }  # fmt: skip
 
 
@@ -85,6 +93,28 @@ def audited_sum(epsilon, delta, factor=1.0, runs=20_000):
                     gaussian=True, confidence=CONFIDENCE)  # fmt: skip
 
 
+def audited_owner(epsilon, delta, runs=10_000):
+    """One of an owner's answers, at the ε that its share of the whole amounts to."""
+    y = records(60)
+    pair = {}
+    for one in (y, replaced(y, -FAR)):
+        pair[one[0]] = Owner(
+            epsilon=epsilon * np.sqrt(runs),
+            delta=delta,
+            rounds=0,
+            ratios=runs,
+            model=mean_of(one),
+            **COMPILE,
+        )
+    (plan,) = {owner.events for owner in pair.values()}
+    claim = float(gaussian_epsilon(1 / plan[0].noise_multiplier, delta))
+    request = {"theta": np.zeros(1), "proposal": np.full(1, 0.7), "bound": np.asarray(0.7)}
+    return dp.audit(
+        lambda data, repetition: pair[data[0]].answer("ratio", request)["ratio"], y, canary=-FAR,
+        epsilon=claim, delta=delta, gaussian=True, confidence=CONFIDENCE, runs=runs,
+    )  # fmt: skip
+
+
 # -- broken twins -----------------------------------------------------------------------------------
 
 
@@ -93,6 +123,10 @@ honest_noise = SecureNoise.discrete_gaussian
 
 def a_third_of_the_noise(self, scale, size, at=()):
     return honest_noise(self, scale / 3, size, at)
+
+
+def half_of_the_noise(self, scale, size, at=()):
+    return honest_noise(self, scale / 2, size, at)
 
 
 def the_same_noise_again(self, scale, size, at=()):
@@ -108,6 +142,8 @@ def sum_without_noise(terms, *, noise, **keywords):
         return noisy_sum(terms, noise=noise, **keywords)
 
 
+# One number that shows one noisy ratio.
+FIRST_RATIO = {"draws": 1, "runs": 6000, "statistic": lambda run: run.stats["accept_rate"][0]}
 NOISE = "pymc_dp.privacy.noise.SecureNoise.discrete_gaussian"
 SUM = "pymc_dp.privacy.noisy_sum"
 TWINS = [
@@ -116,6 +152,9 @@ TWINS = [
     ("a third of the noise", "DPSGLD", {}, NOISE, a_third_of_the_noise),
     ("a third of the noise", "DPSGNHT", {}, NOISE, a_third_of_the_noise),
     ("a third of the noise", "DPPenalty, q = 0.5", {}, NOISE, a_third_of_the_noise),
+    ("half of the noise", "DPPenalty", {"epsilon": 1.0, **FIRST_RATIO}, NOISE, half_of_the_noise),
+    ("half of the noise", "DPPenalty, two records each", {"epsilon": 1.0, **FIRST_RATIO}, NOISE, half_of_the_noise),
+    ("half of the noise", "DPExponentialFamily", {"epsilon": 1.0, **FIRST_RATIO}, NOISE, half_of_the_noise),
     ("the same noise in every run", "DPPenalty", {"runs": 1000}, NOISE, the_same_noise_again),
     ("one record not clipped", "DPPenalty", {"runs": 1000}, "pymc_dp.privacy.clipping.add_clipped", add_unclipped),
     ("one record not clipped", "DPSGLD", {"runs": 1000}, "pymc_dp.privacy.clipping.add_clipped", add_unclipped),
@@ -140,14 +179,15 @@ def main():
         row("honest", "one noisy sum", audited_sum(epsilon, delta))
         for epsilon, delta in [(1.0, 0.05), (2.0, 0.01), (4.0, 0.01), (1.0, 1e-5), (4.0, 1e-5)]
     ]
+    rows.append(row("honest", "an owner's answer", audited_owner(1.0, 0.01)))
     for name in STEPS:
         rows.append(row("honest", name, audited_step(name)))
         print(rows[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
-    rows.append(
-        row(
-            "a third of the noise", "one noisy sum", audited_sum(1.0, 1e-5, factor=1 / 3, runs=4000)
-        )
-    )
+    for part, runs, kind in [
+        (1 / 3, 4000, "a third of the noise"),
+        (1 / 2, 20_000, "half of the noise"),
+    ]:
+        rows.append(row(kind, "one noisy sum", audited_sum(1.0, 1e-5, factor=part, runs=runs)))
     for kind, name, changed, target, broken in TWINS:
         with ExitStack() as stack:
             stack.enter_context(patch(target, broken))

@@ -22,8 +22,8 @@ from _thesis import banana
 
 import pymc_dp as dp
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noisy_sum import noisy_sum
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.hmc import Mass, hmc_transition
 from pymc_dp.steps.penalty import penalty_transition
 

@@ -15,8 +15,8 @@ from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noisy_sum import noisy_sum, noisy_total
+from pymc_dp.privacy.plans import Permit
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")

@@ -40,9 +40,10 @@ from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, times
 from pymc_dp.privacy.histogram import noisy_counts
-from pymc_dp.privacy.ledger import Permit, PrivacyLedger, RunPlan
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_bound, check_multiplier, check_units, noisy_sum
+from pymc_dp.privacy.plans import Permit, RunPlan
 from pymc_dp.steps.settings import fraction, whole
 
 

@@ -13,8 +13,9 @@ from pymc_dp.mechanisms.law import Family, NoiseLaw, charged_multiplier, noise_l
 from pymc_dp.mechanisms.released import ReleasedStatistic
 from pymc_dp.mechanisms.statistics import sum_sensitivity
 from pymc_dp.privacy.events import Event, Gaussian, Laplace, Pure
-from pymc_dp.privacy.ledger import PrivacyLedger, RunPlan
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import SecureNoise
+from pymc_dp.privacy.plans import RunPlan
 
 _STEPS_PER_SCALE = 2.0**30
 _MAX_SUM = 2.0**61

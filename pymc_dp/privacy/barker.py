@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from pymc_dp.privacy.clipping import RESOLUTION, in_silence
 from pymc_dp.privacy.events import BarkerBatch
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_bound, secret_words
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import fixed_size_sample
 
 

@@ -16,7 +16,7 @@ from pymc_dp.privacy.events import (
     Pure,
     to_json,
 )
-from pymc_dp.privacy.ledger import RunPlan
+from pymc_dp.privacy.plans import RunPlan
 
 RELATION = "substitute-one"
 SCHEMA_VERSION = 1

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from pymc_dp.privacy.clipping import in_silence
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_multiplier
+from pymc_dp.privacy.plans import Permit
 
 _LOWEST, _HIGHEST = -60, 30
 """Sizes are counted between 2^-60 and 2^30; smaller and larger ones count as these."""

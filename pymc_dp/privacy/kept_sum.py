@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from pymc_dp.privacy.clipping import RESOLUTION, in_silence
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_bound, check_multiplier
+from pymc_dp.privacy.plans import Permit
 
 _MANTISSA = 53
 

@@ -4,7 +4,7 @@ import math
 
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.privacy.events import Event, Gaussian
-from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.plans import Permit
 
 # Parts of a purse have iteration numbers beyond those of any chain: their noise must differ.
 _FIRST = 2**40

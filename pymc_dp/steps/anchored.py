@@ -46,9 +46,10 @@ from pymc_dp.privacy.accounting import composed_epsilon, gaussian_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
-from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noisy_sum
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.steps.base import STATS, PrivateStep, PrivateStepState, register_guarantee
 from pymc_dp.steps.penalty import PenaltyInfo, penalty_test

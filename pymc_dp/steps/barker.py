@@ -34,8 +34,9 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.barker import noisy_batch_mean
 from pymc_dp.privacy.calibration import calibrate_batch_size
 from pymc_dp.privacy.events import BarkerBatch, Event
-from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.correction import logistic_correction
 from pymc_dp.steps.settings import (

@@ -32,9 +32,10 @@ from pymc_dp.likelihood.separability import check_separability
 from pymc_dp.privacy.accounting import check_delta, spending_curve
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import Guarantee
-from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.shards import Shards
 from pymc_dp.steps.settings import all_value_vars, check_finite_epsilon, whole
 

@@ -33,9 +33,10 @@ from pymc_dp.likelihood.sufficient import Bounds, SufficientStatistics
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.kept_sum import Direction, KeptSum, direction
-from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
 from pymc_dp.steps.settings import Vector, fraction, proposal_factor

@@ -40,9 +40,10 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian
-from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
 from pymc_dp.steps.ratio import NoisyRatio

@@ -30,9 +30,10 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.records import initial_theta
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
-from pymc_dp.privacy.ledger import Permit, PrivacyLedger
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import is_usable_bound, noise_sd
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate, check_rate
 from pymc_dp.shards import Shards
 from pymc_dp.steps.base import PrivateStep, PrivateStepState

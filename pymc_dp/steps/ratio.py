@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.records import RecordLikelihood
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noisy_sum, noisy_total, poisson_noisy_sum
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.settings import Vector
 
 

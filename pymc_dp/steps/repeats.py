@@ -15,7 +15,8 @@ import numpy as np
 
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.events import Event
-from pymc_dp.privacy.ledger import PrivacyLedger, RunPlan
+from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.privacy.plans import RunPlan
 from pymc_dp.steps.base import STATS, PrivateStep
 from pymc_dp.steps.settings import Vector
 

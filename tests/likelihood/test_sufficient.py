@@ -12,8 +12,8 @@ from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.sufficient import Categories, Range, SufficientStatistics
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum, direction
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import InsecureSeededNoise
+from pymc_dp.privacy.plans import Permit
 
 FAST = {"mode": "FAST_COMPILE"}
 N = 40

@@ -11,8 +11,8 @@ from pymc_dp.exceptions import PrivacyBudgetExceeded, PrivacyConfigurationError
 from pymc_dp.privacy.barker import noisy_batch_mean
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import BarkerBatch, Gaussian
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import InsecureSeededNoise, SecureNoise
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.rdp import barker_curve
 
 MANY = 10**6  # units, of which a batch is a vanishing share

@@ -7,8 +7,8 @@ from scipy import stats
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.histogram import PrivateHistogram, bin_counts, noisy_counts
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import InsecureSeededNoise
+from pymc_dp.privacy.plans import Permit
 
 
 def histogram(sizes, z=0.0, seed=0, permit=None, per_octave=2):

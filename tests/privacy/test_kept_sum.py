@@ -11,8 +11,8 @@ from pymc_dp.exceptions import PrivacyBudgetExceeded, PrivacyConfigurationError
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum, direction
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import InsecureSeededNoise, SecureNoise
+from pymc_dp.privacy.plans import Permit
 
 
 def permit(z, iteration=0):

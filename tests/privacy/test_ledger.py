@@ -22,7 +22,8 @@ from pymc_dp.exceptions import LedgerError, PrivacyBudgetExceeded, PrivacyConfig
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Gaussian, Laplace
-from pymc_dp.privacy.ledger import FORMAT_VERSION, Permit, PrivacyLedger, RunPlan
+from pymc_dp.privacy.ledger import FORMAT_VERSION, PrivacyLedger
+from pymc_dp.privacy.plans import Permit, RunPlan
 
 DELTA = 1e-6
 

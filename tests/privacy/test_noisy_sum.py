@@ -9,7 +9,6 @@ from scipy import stats
 from pymc_dp.exceptions import PrivacyBudgetExceeded, PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION
 from pymc_dp.privacy.events import Gaussian, Laplace
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import InsecureSeededNoise, SecureNoise
 from pymc_dp.privacy.noisy_sum import (
     MAX_UNITS,
@@ -18,6 +17,7 @@ from pymc_dp.privacy.noisy_sum import (
     noise_sd,
     noisy_sum,
 )
+from pymc_dp.privacy.plans import Permit
 
 
 class Recorder:

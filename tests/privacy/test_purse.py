@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.privacy.accounting import gaussian_mu
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 
 Z = 3.0

@@ -9,9 +9,9 @@ from pymc_dp.privacy.barker import noisy_batch_mean
 from pymc_dp.privacy.events import BarkerBatch, Gaussian, PoissonGaussian
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.kept_sum import KeptSum, direction
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum, poisson_noisy_sum
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 
 NOISE = InsecureSeededNoise(0)

@@ -19,9 +19,9 @@ from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.steps import base
 from pymc_dp.steps.anchored import DPAnchored

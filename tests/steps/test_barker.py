@@ -12,7 +12,7 @@ from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.barker import noisy_batch_mean
 from pymc_dp.privacy.calibration import calibrate_batch_size
 from pymc_dp.privacy.events import BarkerBatch, times
-from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.correction import logistic_correction
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}

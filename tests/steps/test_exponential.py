@@ -14,7 +14,7 @@ from pymc_dp.likelihood.sufficient import SufficientStatistics
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum, direction
-from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.exponential import exponential_transition
 
 # Few records, so that posteriors are skewed: a symmetric target could not see a reversed sign.

@@ -11,8 +11,8 @@ from scipy import stats
 import pymc_dp as dp
 from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noisy_sum import noisy_sum
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.hmc import Mass, hmc_transition, leapfrog
 
 # The skewed target of test_penalty: exponential data, Gamma(2, 1) prior, θ the log rate.

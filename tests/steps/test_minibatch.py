@@ -11,7 +11,7 @@ import pymc_dp as dp
 from pymc_dp.compat import groups_of
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import PoissonGaussian, times
-from pymc_dp.privacy.ledger import Permit
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.steps import penalty as penalty_module
 from pymc_dp.steps import ratio as ratio_module

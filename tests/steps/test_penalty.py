@@ -9,8 +9,8 @@ from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noisy_sum import noisy_sum
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.penalty import penalty_transition
 
 # Exponential data with a Gamma(2, 1) prior on the rate; θ is the log rate, whose posterior is

@@ -12,8 +12,8 @@ from scipy.optimize import brentq
 import pymc_dp as dp
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian, times
-from pymc_dp.privacy.ledger import Permit
 from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.steps.sgmcmc import langevin_update, thermostat_update
 
