@@ -68,4 +68,5 @@ class PublicLogDensity:
 
     def hessian(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
         """Hessian at `theta`, shape (d, d)."""
-        return np.asarray(self._hessian(theta))
+        # Of a flat prior it does not depend on the direction, and has no row for each.
+        return np.broadcast_to(self._hessian(theta), (len(theta), len(theta)))

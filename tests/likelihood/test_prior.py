@@ -91,3 +91,14 @@ def test_a_potential_without_gradient_is_a_density_all_the_same():
         pm.Potential("push", -Square()(mu))
         pm.Normal("y", mu, 1.0, observed=np.zeros(9))
     assert np.isfinite(PublicLogDensity(model, FAST)(np.ones(1)))
+
+
+def test_flat_and_linear_priors_have_no_curvature():
+    with pm.Model() as model:
+        slope = pm.Flat("slope", shape=2)
+        pm.Potential("push", 3.0 * slope[0])
+        pm.Normal("y", slope.sum(), 1.0, observed=np.zeros(9))
+    public = PublicLogDensity(model, FAST)
+    at = np.array([0.7, -0.2])
+    assert_allclose(public.gradient(at), [3.0, 0.0])
+    assert_allclose(public.hessian(at), np.zeros((2, 2)))

@@ -1,6 +1,7 @@
 """The anchored sampler: what its kernel leaves invariant, and what its anchor is made of."""
 
 import dataclasses
+import math
 import warnings
 
 import cloudpickle
@@ -532,6 +533,23 @@ def test_a_record_that_overflows_near_the_anchor_tells_nothing(errors):
             state = np.geterr()
             step.build_anchor()
             assert np.geterr() == state
+
+
+def test_flat_priors_are_found_like_others(quiet):
+    """Where no prior holds the search, the data alone must."""
+    rng = np.random.default_rng(0)
+    x, n = rng.normal(size=20_000), 20_000
+    y = 0.4 + 0.3 * x + rng.normal(size=n)
+    with pm.Model() as model:
+        level, slope = pm.Flat("level"), pm.Flat("slope")
+        pm.Normal("y", level + slope * pm.Data("x", x), 1.0, observed=pm.Data("Y", y))
+    step = dp.DPAnchored(
+        epsilon=2.0, draws=100, chains=1, model=model, noise=dp.InsecureSeededNoise(3)
+    )
+    anchor = step.build_anchor()
+    exact = np.linalg.lstsq(np.column_stack([np.ones(n), x]), y, rcond=None)[0]
+    off = (anchor.to_theta(anchor.mean) - exact) * math.sqrt(n)  # each sd is 1/√n
+    assert np.linalg.norm(off) < 4 * anchor.tilt_in_sds * math.sqrt(2)
 
 
 def test_what_a_search_in_vain_has_not_spent_is_given_back(monkeypatch):
