@@ -17,7 +17,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.gibbs.metadata import is_post_processing
-from pymc_dp.likelihood.nodes import RecordData, quoting_nothing
+from pymc_dp.likelihood.nodes import RecordData, quoting_nothing, shapes_of_data
 from pymc_dp.likelihood.records import rebuild_observed
 from pymc_dp.likelihood.roles import Roles, find_roles
 
@@ -83,7 +83,9 @@ def predict(
             "Nothing in this model is private: use `pm.sample_posterior_predictive`."
         )
     roles = find_roles(model, unit, public)
-    known = set(ancestors(model.observed_RVs))
+    # Observed values tell their variable its shape, and no more.
+    blockers = shapes_of_data(model.observed_RVs, [])
+    known = set(ancestors(model.observed_RVs, blockers=blockers))
     needed = [leaf for leaf in roles.record_data if leaf.variable in known]
     rows = {leaf.name: _rows(model, leaf, new_data) for leaf in needed}
     n = _common_length(needed, rows, new_data)
@@ -178,11 +180,7 @@ def _draw(
             random_seed=random_seed,
             on_unused_input="ignore",
         )
-    # Rows of what was observed are asked for, and not used.
-    given = [
-        rows.get(leaf.name, np.empty_like(np.take(leaf.values, [], axis=leaf.axis)))
-        for leaf in roles.record_data
-    ]
+    given = [rows.get(leaf.name, _zeros(leaf, n)) for leaf in roles.record_data]
     chains, draws = posterior.sizes["chain"], posterior.sizes["draw"]
     points = [
         posterior[rv.name].values.reshape(chains * draws, *posterior[rv.name].shape[2:])
@@ -198,6 +196,12 @@ def _draw(
             names, roles.observed_axes, outputs, zip(*outcomes, strict=True), strict=True
         )
     }
+
+
+def _zeros(leaf: RecordData, n: int) -> NDArray[Any]:
+    """In place of rows of which nothing is used but their shape."""
+    shape = [n if axis == leaf.axis else size for axis, size in enumerate(leaf.values.shape)]
+    return np.zeros(shape, leaf.values.dtype)
 
 
 def _record_dim(roles: Roles) -> str:

@@ -88,6 +88,25 @@ def test_rows_of_a_data_frame_keep_their_labels():
     assert visits.dtype.kind == "i"
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_outcomes_are_not_asked_for(rows, quiet):
+    """Without named dimensions the outcomes' shape is that of the observed values, of any axes."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(N, 2)), rng.normal(size=(N, 3))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        level = pm.Normal("level", 0, 1, shape=3)
+        pm.Normal("y", (pm.Data("X", x) @ beta)[:, None] + level, 0.1, observed=pm.Data("Y", y))
+        pm.Poisson("z", pm.math.exp(beta[0]), observed=pm.Data("Z", np.ones(N, int)))
+        idata = dp.sample(2, chains=1, epsilon=50.0, step=dp.DPPenalty, **quiet)
+    new = dp.predict(idata, model, {"X": np.ones((rows, 2))}, random_seed=0)["predictions"]
+    draws = idata["posterior"]
+    mean = draws["beta"].sum("beta_dim_0").values[..., None] + draws["level"].values
+    assert new["y"].shape == (1, 2, rows, 3)
+    assert new["z"].shape == (1, 2, rows)
+    np.testing.assert_allclose(new["y"], mean[:, :, None, :] + np.zeros((rows, 1)), atol=0.6)
+
+
 def test_without_covariates_it_takes_a_number_of_rows():
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 1)
