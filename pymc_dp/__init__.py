@@ -12,6 +12,8 @@ from pymc_dp.exceptions import (
     UnsupportedModelError,
 )
 from pymc_dp.gibbs.step import PrivacyAwareGibbs
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile_model as compile
 from pymc_dp.mechanisms import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -47,6 +49,7 @@ __all__ = [
     "DPHMC",
     "DPSGLD",
     "DPSGNHT",
+    "CompiledModel",
     "DPAnchored",
     "DPBarker",
     "DPExponentialFamily",
@@ -73,6 +76,7 @@ __all__ = [
     "calibrate_batch_size",
     "calibrate_noise",
     "clamp",
+    "compile",
     "max_draws",
     "mmd",
     "plan",

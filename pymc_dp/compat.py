@@ -35,6 +35,7 @@ HAS_INFERENCE_DATA = az.__version__.startswith("0.")
 
 __all__ = [
     "CHAIN_START",
+    "COMPILES_LOOPS",
     "SamplerCall",
     "ancestors",
     "enclosing_sampler",
@@ -51,6 +52,9 @@ __all__ = [
     "steps_beside",
     "summary",
 ]
+
+COMPILES_LOOPS = not HAS_INFERENCE_DATA
+"""Whether an operation for every record of a batch is compiled. PyMC 5 loops over them in Python."""
 
 CHAIN_START = "setup_chain" if hasattr(BlockedStep, "setup_chain") else "set_rng"
 """Method the host calls on a step once per chain, right before the chain's first iteration."""

@@ -17,15 +17,16 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.gibbs.metadata import is_post_processing
+from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.likelihood.nodes import RecordData, quoting_nothing, shapes_of_data
 from pymc_dp.likelihood.records import rebuild_observed
-from pymc_dp.likelihood.roles import Roles, find_roles
+from pymc_dp.likelihood.roles import Roles
 
 
 @refuses_from_outside
 def predict(
     idata: Any,
-    model: pm.Model,
+    model: pm.Model | CompiledModel,
     new_data: Mapping[str, ArrayLike] | int,
     *,
     unit: str | int | ArrayLike | None = None,
@@ -42,7 +43,7 @@ def predict(
     ----------
     idata : InferenceData or DataTree
         From ``pymc_dp.sample`` or :func:`~pymc_dp.release`, or loaded from a file of one.
-    model : Model
+    model : Model or CompiledModel
         The one that was sampled. Of its records nothing is used but their shape.
     new_data : mapping, DataFrame or int
         For each ``pm.Data`` with a row per record that predictions depend on, an array of any number of
@@ -82,7 +83,8 @@ def predict(
         raise PrivacyError(
             "Nothing in this model is private: use `pm.sample_posterior_predictive`."
         )
-    roles = find_roles(model, unit, public)
+    compiled = compile_model(model, unit=unit, public=public)
+    model, roles = compiled.model, compiled.roles
     # Observed values tell their variable its shape, and no more.
     blockers = shapes_of_data(model.observed_RVs, [])
     known = set(ancestors(model.observed_RVs, blockers=blockers))

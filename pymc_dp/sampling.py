@@ -12,6 +12,7 @@ import pymc as pm
 
 from pymc_dp.compat import from_groups, groups_of, summary
 from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError, refuses_from_outside
+from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.plan import plan
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.results import release, still_chains
@@ -41,6 +42,7 @@ _REFUSED = {
 # Below so many draws diagnostics say nothing; below so many effective ones, draws say little.
 _ENOUGH_TO_JUDGE, _FEW_EFFECTIVE = 100, 100
 
+_OF_MODEL = ("public", "chunk_size", "compile_kwargs")
 _OWN = ("draws", "tune", "chains", "epsilon", "delta", "step", "ledger", "unit", "model")
 
 
@@ -55,7 +57,7 @@ def sample(
     step: type[PrivateStep] | None = None,
     ledger: PrivacyLedger | None = None,
     unit: Any = None,
-    model: pm.Model | None = None,
+    model: pm.Model | CompiledModel | None = None,
     **keywords: Any,
 ) -> Any:
     """Posterior draws whose release is (ε, δ)-differentially private.
@@ -80,7 +82,7 @@ def sample(
     unit : str, int or array, optional
         Unit of privacy: the records' dimension, their axis, or an identifier per record when a
         person owns several. Default: each record.
-    model : Model, optional
+    model : Model or CompiledModel, optional
         Default: the one whose context this is called in.
     **keywords
         Of the step (``clip``, ``scale``, …) or of ``pm.sample`` (``cores``, ``random_seed``,
@@ -115,15 +117,15 @@ def sample(
             "are further keywords of `sample`. To use a step you built yourself: "
             "`release(pm.sample(..., step=step))`."
         )
-    model = pm.modelcontext(model)
     for_step, for_host = _split_keywords(step or DPAnchored, keywords)
     _check_initial_values(for_host.get("initvals"))
     for_host.setdefault("compute_convergence_checks", False)
+    _log.info("Checking and compiling the model. Nothing is spent on that.")
+    of_model = {name: for_step.pop(name) for name in _OF_MODEL if name in for_step}
     common = {
         "draws": draws, "tune": tune, "chains": chains, "epsilon": epsilon, "delta": delta,
-        "ledger": ledger, "unit": unit, "model": model, **for_step,
+        "ledger": ledger, "model": compile_model(model, unit=unit, **of_model), **for_step,
     }  # fmt: skip
-    _log.info("Checking and compiling the model. Nothing is spent on that.")
     built = _default_step(common) if step is None else step(**common)
     _log.info(str(plan(built)))
     if for_step.get("shards") is not None and for_host.setdefault("cores", 1) != 1:
@@ -131,7 +133,7 @@ def sample(
             "With `shards` the chains run one after the other, each on all workers: leave `cores` out."
         )
     built.prepare()
-    idata = pm.sample(draws, tune=tune, chains=chains, step=built, model=model, **for_host)
+    idata = pm.sample(draws, tune=tune, chains=chains, step=built, model=built.model, **for_host)
     safe = release(idata)
     _diagnose(safe, built)
     _log.info(built.guarantee.sentence)

@@ -20,6 +20,7 @@ from pymc_dp.exceptions import (
     PrivacyError,
     UnsupportedModelError,
 )
+from pymc_dp.likelihood.compiled import compile_model
 from pymc_dp.likelihood.nodes import all_data_nodes, data_nodes, shapes_of_data
 from pymc_dp.mmd import stacked
 from pymc_dp.privacy.noise import InsecureSeededNoise
@@ -98,6 +99,10 @@ def tradeoff(
             model, data=data, truth=truth, public=public, seed=random_seed,
             compile_kwargs=compile_kwargs,
         )  # fmt: skip
+        of_model = {
+            k: keywords.pop(k) for k in ("unit", "chunk_size", "compile_kwargs") if k in keywords
+        }
+        compiled = compile_model(fake, public=public, **of_model)
         runs: list[Any] = []
         for epsilon in epsilons:
             try:
@@ -107,9 +112,8 @@ def tradeoff(
                     chains=chains,
                     epsilon=epsilon,
                     step=step,
-                    model=fake,
+                    model=compiled,
                     noise=InsecureSeededNoise(random_seed),
-                    public=public,
                     **{**settings, **keywords},
                 )
             except (UnsupportedModelError, PrivacyConfigurationError):

@@ -17,6 +17,7 @@ from scipy.stats import chi2
 import pymc_dp as dp
 from pymc_dp.federated import FederatedPenalty, Owner, find_surrogate
 from pymc_dp.federated.agreement import BINS_PER_OCTAVE, Offers
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.histogram import bin_counts
 
@@ -503,12 +504,12 @@ def test_an_answer_that_is_none_is_refused(wrong):
 
 def test_the_noise_of_the_sum_is_that_of_all_owners():
     owners = [owner_of(*records(k), epsilon=e) for k, e in enumerate([0.5, 1.0, 4.0])]
-    offers = Offers(asking(owners), prior())
+    offers = Offers(asking(owners), ParameterSpace(prior()))
     zs = [owner.answer("offer", {})["ratio"][1] for owner in owners]
     assert offers.multiplier("ratio") == pytest.approx(math.sqrt(sum(z**2 for z in zs)))
     assert offers.n_units == 450
     with pytest.raises(dp.PrivacyError, match="No owner"):
-        Offers(lambda kind, request: [], prior())
+        Offers(lambda kind, request: [], ParameterSpace(prior()))
 
 
 # -- a chain ----------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
+from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.likelihood.records import RecordLikelihood, record_graph
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import Gaussian
@@ -157,9 +158,9 @@ def test_no_noise_is_drawn_for_a_sum_that_fails():
 def test_of_data_evaluates_other_records():
     model, (x, y) = model_of(*records()), records()
     theta = np.array([0.3, -1.0, 2.0])
-    whole = RecordLikelihood(model, find_roles(model), chunk_size=CHUNK)
+    whole = dp.compile(model, chunk_size=CHUNK).likelihood
     small = stand_in()
-    other = RecordLikelihood(small, find_roles(small), chunk_size=CHUNK)
+    other = dp.compile(small, chunk_size=CHUNK).likelihood
     arrays = {"X": x[:800], "Y": y[:800].astype(np.int32)}
     moved = other.of_data([arrays[leaf.name] for leaf in other.roles.record_data])
     np.testing.assert_array_equal(moved(theta), whole(theta)[:800])
@@ -262,12 +263,13 @@ def test_the_models_own_records_stay_here():
             sent.append(cloudpickle.dumps(args))
             raise RuntimeError
 
-    likelihood = RecordLikelihood(model, find_roles(model))
+    roles = find_roles(model)
+    likelihood = RecordLikelihood(record_graph(ParameterSpace(model), roles), roles)
     shards = dp.Shards.__new__(dp.Shards)
     shards.client, shards.load, shards.unit = Cluster(), str, None
     shards.records = shards.units = (5,)
     with pytest.raises(RuntimeError):
-        shards.clipped_ratios(likelihood, initial_theta(model))
+        shards.clipped_ratios(likelihood, ParameterSpace(model).start)
     assert len(sent[0]) > 1000
     assert np.float64(SENTINEL).tobytes() not in sent[0]
     assert np.float64(SENTINEL).tobytes() in pickle.dumps(x)

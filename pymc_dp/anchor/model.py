@@ -17,9 +17,7 @@ from pymc_dp.anchor.matrices import (
     shrink,
     subtract_terms,
 )
-from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
-from pymc_dp.likelihood.gradients import UnitGradients
-from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
+from pymc_dp.likelihood.compiled import CompiledModel
 
 _KEPT_BYTES = 2**26
 """Units' Hessians are kept while they fit in this; beyond, they are computed when needed."""
@@ -167,22 +165,15 @@ class Expansion:
 
     def __init__(
         self,
-        model: Any,
-        likelihood: RecordLikelihood,
-        compile_kwargs: Any = None,
+        compiled: CompiledModel,
         tempering: float = 1.0,
     ):
-        self._likelihood, self._tempering = likelihood, tempering
-        self.n_units = likelihood.n_units
-        self._gradients = UnitGradients(model, likelihood, compile_kwargs=compile_kwargs)
-        self._hessians = UnitHessians(model, likelihood, compile_kwargs=compile_kwargs)
-        d = len(initial_theta(model))
-        self.keeps_hessians = 8 * likelihood.n_units * d * (d + 1) // 2 <= _KEPT_BYTES
-        self._line = (
-            None
-            if self.keeps_hessians
-            else DirectionalCurvature(model, likelihood, compile_kwargs=compile_kwargs)
-        )
+        self._likelihood, self._tempering = compiled.likelihood, tempering
+        self.n_units = self._likelihood.n_units
+        self._gradients, self._hessians = compiled.gradients, compiled.hessians
+        d = compiled.d
+        self.keeps_hessians = 8 * self.n_units * d * (d + 1) // 2 <= _KEPT_BYTES
+        self._line = None if self.keeps_hessians else compiled.curvature
         self._latest: tuple[Vector, list[Vector]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

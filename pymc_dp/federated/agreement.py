@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pymc as pm
 from numpy.typing import NDArray
 
 from pymc_dp.exceptions import PrivacyError
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.privacy.events import Event, Gaussian
 
 Vector = NDArray[np.float64]
@@ -98,10 +98,9 @@ def _parts(share: float, first: float) -> tuple[float, float]:
     return share * first, share * (1 - first)
 
 
-def parameters_digest(model: pm.Model) -> int:
+def parameters_digest(parameters: ParameterSpace) -> int:
     """A number that tells models with other parameters, or in another order, apart. Public."""
-    point = model.initial_point(0)
-    names = [[v.name, list(np.shape(point[v.name]))] for v in model.value_vars]
+    names = [[name, list(shape)] for name, shape in parameters.shapes.items()]
     digest = hashlib.sha256(json.dumps(names).encode()).digest()
     return int.from_bytes(digest[:6], "big")  # exact as a float
 
@@ -113,8 +112,8 @@ class Offers:
     ----------
     ask : callable
         See :data:`Ask`.
-    model : Model
-        The coordinator's: the parameters and their prior.
+    parameters : ParameterSpace
+        Of the coordinator's model.
 
     Raises
     ------
@@ -122,11 +121,11 @@ class Offers:
         If there is no owner, or one whose model has other parameters.
     """
 
-    def __init__(self, ask: Ask, model: pm.Model):
+    def __init__(self, ask: Ask, parameters: ParameterSpace):
         self._offers = ask("offer", {})
         if not self._offers:
             raise PrivacyError("No owner has answered.")
-        ours = parameters_digest(model)
+        ours = parameters_digest(parameters)
         for k, offer in enumerate(self._offers):
             if int(offer["parameters"]) != ours:
                 raise PrivacyError(

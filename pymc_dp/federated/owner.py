@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor
 from numpy.typing import ArrayLike
 
 from pymc_dp.anchor.matrices import norms
 from pymc_dp.anchor.model import Expansion
+from pymc_dp.checks import fraction, whole
 from pymc_dp.exceptions import (
     PrivacyBudgetExceeded,
     PrivacyConfigurationError,
@@ -32,9 +32,7 @@ from pymc_dp.federated.agreement import (
     divide,
     parameters_digest,
 )
-from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
-from pymc_dp.likelihood.roles import find_roles
-from pymc_dp.likelihood.separability import check_separability
+from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.privacy.accounting import check_delta, check_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
@@ -44,7 +42,6 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_bound, check_multiplier, check_units, noisy_sum
 from pymc_dp.privacy.plans import Permit, RunPlan
-from pymc_dp.steps.settings import fraction, whole
 
 
 class Owner:
@@ -106,20 +103,14 @@ class Owner:
         ledger: PrivacyLedger | None = None,
         noise: NoiseSource | None = None,
         chunk_size: int | None = None,
-        model: pm.Model | None = None,
+        model: pm.Model | CompiledModel | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
         journal: str | os.PathLike[str] | None = None,
     ):
-        model = pm.modelcontext(model)
-        if pytensor.config.floatX != "float64":
-            raise PrivacyConfigurationError(
-                "PyTensor's floatX must be 'float64': sensitivities are proved for that."
-            )
         rounds, ratios = whole("rounds", rounds, 0), whole("ratios", ratios, 0)
         if not rounds and not ratios:
             raise PrivacyConfigurationError("Nothing to answer: give `rounds`, `ratios`, or both.")
         ratio_share = fraction("ratio_share", ratio_share)
-        chunk_size = None if chunk_size is None else whole("chunk_size", chunk_size, 1)
         if math.isinf(check_epsilon(epsilon)):
             raise PrivacyConfigurationError("`epsilon` must be finite.")
         self._noise: NoiseSource = SecureNoise() if noise is None else noise
@@ -133,21 +124,21 @@ class Owner:
             raise PrivacyConfigurationError(
                 "A ledger accounts for real guarantees; insecure noise has none."
             )
-        roles = find_roles(model, unit, public)
+        compiled = compile_model(
+            model, unit=unit, public=public, chunk_size=chunk_size, compile_kwargs=compile_kwargs
+        )
+        roles = compiled.roles
         check_units(roles.n_units)
         self.n_units, self._unit = roles.n_units, roles.unit
-        self._d = len(initial_theta(model))
+        self._d = compiled.d
         if rounds and self._d * (self._d + 1) // 2 > MAX_DIMENSION:
             raise UnsupportedModelError(
                 f"A surrogate needs the Hessian in all {self._d} parameters, and these are too many. Use "
                 "`rounds=0` and `ratios`."
             )
-        self._likelihood = RecordLikelihood(
-            model, roles, chunk_size=chunk_size, compile_kwargs=compile_kwargs
-        )
-        check_separability(model, self._likelihood)
-        self._expansion = Expansion(model, self._likelihood, compile_kwargs) if rounds else None
-        self._parameters = parameters_digest(model)
+        self._likelihood = compiled.likelihood
+        self._expansion = Expansion(compiled) if rounds else None
+        self._parameters = parameters_digest(compiled.parameters)
 
         if delta is None:
             delta = 0.1 / roles.n_units if ledger is None else ledger.delta

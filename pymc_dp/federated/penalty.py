@@ -23,8 +23,8 @@ from pymc.step_methods.compound import Competence
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.federated.agreement import Ask, Offers, Vector, summed
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.likelihood.records import initial_theta
 from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.steps.penalty import penalty_test
 
@@ -92,19 +92,20 @@ class FederatedPenalty(ArrayStep):
         rng: Any = None,
     ):
         model = pm.modelcontext(model)
-        d = len(initial_theta(model))
+        parameters = ParameterSpace(model)
+        d = parameters.d
         self._root = np.eye(d) if root is None else np.asarray(root, dtype=np.float64)
         if self._root.shape != (d, d) or not np.isfinite(self._root).all():
             raise PrivacyConfigurationError(f"`root` must be finite, of shape ({d}, {d}).")
         for name, value in (("clip", clip), ("scale", 1.0 if scale is None else scale)):
             if not 0 < value < math.inf:
                 raise PrivacyConfigurationError(f"`{name}` must be positive. Found {value!r}.")
-        offers = Offers(ask, model)
+        offers = Offers(ask, parameters)
         offers.require("ratio")
         self._ask, self._clip, self._z = ask, clip, offers.multiplier("ratio")
         widest = _OPTIMAL_SIGMA / noise_sd(clip, self._z)
         self.scale = min(_OPTIMAL, widest) / math.sqrt(d) if scale is None else scale
-        self._log_public = PublicLogDensity(model)
+        self._log_public = PublicLogDensity(parameters)
         super().__init__(list(model.value_vars), [], rng=rng)
         # PyMC 5 reads this one.
         self.stats_dtypes = [{name: dtype for name, (dtype, _) in _STATS.items()}]

@@ -24,8 +24,8 @@ from pymc_dp.federated.agreement import (
     parameters_digest,
     summed,
 )
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.likelihood.records import initial_theta
 from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins, count_sd
 from pymc_dp.privacy.noisy_sum import noise_sd
 
@@ -117,7 +117,7 @@ class Surrogate:
         Model
             A copy of `prior`, with one more potential.
         """
-        if parameters_digest(prior) != self.parameters:
+        if parameters_digest(ParameterSpace(prior)) != self.parameters:
             raise PrivacyError("This model does not have the parameters of the surrogate.")
         J, model = self.curvature, clone_model(prior)
         S = self.noise_sd**2 * np.eye(len(J)) if noise_aware else np.zeros_like(J)
@@ -166,18 +166,18 @@ def find_surrogate(
 
 class _Search:
     def __init__(self, ask: Ask, prior: pm.Model, on_progress: Callable[[str], None]):
-        self._ask, self._tell, self._prior = ask, on_progress, prior
-        self._offers = Offers(ask, prior)
+        self._ask, self._tell, self._parameters = ask, on_progress, ParameterSpace(prior)
+        self._offers = Offers(ask, self._parameters)
         for kind in ("search_sizes", "search", "anchor_sizes", "anchor"):
             self._offers.require(kind)
         # A search that broke off has left fewer than were agreed.
         self._rounds = min(self._offers.count("search_sizes"), self._offers.count("search"))
-        self._log_public = PublicLogDensity(prior)
+        self._log_public = PublicLogDensity(self._parameters)
         self._n = self._offers.n_units
 
     def run(self) -> Surrogate:
         """See :func:`find_surrogate`."""
-        search = NewtonSearch(initial_theta(self._prior), self._n, self._log_public)
+        search = NewtonSearch(self._parameters.start, self._n, self._log_public)
         try:
             with np.errstate(all="ignore"):  # of released numbers; what is not finite is refused
                 for k in range(self._rounds):
@@ -214,7 +214,7 @@ class _Search:
             theta0=theta, W=W, gradient=gradient, curvature=J, prior_precision=floored(J + L0, 1e-3) - J,
             prior_gradient=slope, noise_sd=sd,
             gradient_clip=sd / noise_sd(1.0, self._offers.multiplier("anchor")),
-            clipped=clipped, clipped_sd=clipped_sd, parameters=parameters_digest(self._prior),
+            clipped=clipped, clipped_sd=clipped_sd, parameters=parameters_digest(self._parameters),
         )  # fmt: skip
         off = float(np.linalg.norm(root @ (gradient + slope)))
         if not off <= QUADRATIC * math.sqrt(self._n) + 4 * found.tilt * math.sqrt(d):

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
@@ -16,13 +15,7 @@ from pymc_dp.compat import graph_inputs, io_toposort, pushforward
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
-from pymc_dp.likelihood.gradients import (
-    for_every_record,
-    gradients_of,
-    one_record,
-    side_by_side,
-)
-from pymc_dp.likelihood.records import RecordLikelihood, initial_theta, record_graph
+from pymc_dp.likelihood.records import RecordGraph, RecordLikelihood
 
 _CHUNK_BYTES = 2**22
 """Hessians of one chunk."""
@@ -35,9 +28,9 @@ class UnitHessians:
 
     Parameters
     ----------
-    model : Model
+    graph : RecordGraph
     likelihood : RecordLikelihood
-        The same model's; supplies the data.
+        Of the same graph; supplies the data.
     compile_kwargs : mapping, optional
         As for the likelihood.
 
@@ -49,36 +42,26 @@ class UnitHessians:
 
     def __init__(
         self,
-        model: pm.Model,
+        graph: RecordGraph,
         likelihood: RecordLikelihood,
         *,
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
         self._likelihood = likelihood
         roles = likelihood.roles
-        d = self._d = len(initial_theta(model))
-        axes = [leaf.axis for leaf in roles.record_data]
-        graph = record_graph(model, roles)
-        direction = pt.vector("direction", shape=(d,))
+        d = self._d = len(graph.start)
+        graph = graph.to_differentiate()
+        v, w = pt.vector("v", shape=(d,)), pt.vector("w", shape=(d,))
         try:
-            one = one_record(graph, axes)
-            # With a copy of θ for every record, one reverse pass over the slopes along a direction
-            # gives all records' products of Hessian and direction.
-            terms, copies = one.with_values_of_its_own()
-            parts = clone_replace(
-                list(one.all_values.values()), {graph.theta: direction}, rebuild_strict=False
+            # Forward twice: what is done for each record stays elementwise, and is not looped over.
+            slope = pushforward(rewrite_pregrad(graph.log_likelihood), graph.theta, v)
+            entry = pushforward(slope, graph.theta, w, disconnected_outputs="ignore")
+            self._entry = compile_without_checks(
+                [graph.theta, v, w, *graph.rows], strip_checks(entry), compile_kwargs
             )
-            gradients = gradients_of(terms.sum(), list(copies))
-            slopes = [(g * part).sum() for g, part in zip(gradients, parts, strict=True)]
-            products = gradients_of(sum(slopes), list(copies))
-            blocks = for_every_record(clone_replace(products, copies, rebuild_strict=False), one)
-            self._function = compile_without_checks(
-                [graph.theta, direction, *graph.rows], [strip_checks(b) for b in blocks],
-                compile_kwargs,
-            )  # fmt: skip
         except (NotImplementedError, TypeError, ValueError) as error:
             raise UnsupportedModelError(
-                f"The likelihood of {[rv.name for rv in model.observed_RVs]} has no second "
+                f"The likelihood of {list(graph.observed)} has no second "
                 f"derivatives ({type(error).__name__}). Use a step that needs none: DPHMC or "
                 "DPPenalty."
             ) from None
@@ -95,17 +78,25 @@ class UnitHessians:
         """
         for chunk in self._chunks.all():
             per_record = self._likelihood.shielded(
-                lambda some: self._columns(theta, some),
+                lambda some: self._entries(theta, some),
                 self._likelihood.rows(chunk.records),
                 (self._d, self._d),
             )
             yield chunk.per_unit(per_record)
 
-    def _columns(
+    def _entries(
         self, theta: NDArray[np.float64], rows: Sequence[NDArray[Any]]
     ) -> NDArray[np.float64]:
-        columns = [side_by_side(self._function(theta, e, *rows)) for e in np.eye(self._d)]
-        return np.stack(columns, axis=2)
+        """One entry of all records' Hessians after the other, shape (records, d, d)."""
+        e = np.eye(self._d)
+        columns = [
+            [self._entry(theta, e[i], e[j], *rows) for j in range(i + 1)] for i in range(self._d)
+        ]
+        H = np.empty((self._d, self._d, *np.shape(columns[0][0])))
+        for i, row in enumerate(columns):
+            for j, column in enumerate(row):
+                H[i, j] = H[j, i] = column
+        return np.moveaxis(H, -1, 0)
 
 
 class DirectionalCurvature:
@@ -113,21 +104,21 @@ class DirectionalCurvature:
 
     Parameters
     ----------
-    model, likelihood, compile_kwargs
+    graph, likelihood, compile_kwargs
         As for :class:`UnitHessians`.
     """
 
     def __init__(
         self,
-        model: pm.Model,
+        graph: RecordGraph,
         likelihood: RecordLikelihood,
         *,
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
         self._likelihood = likelihood
         roles = likelihood.roles
-        graph = record_graph(model, roles)
-        d = len(initial_theta(model))
+        graph = graph.to_differentiate()
+        d = len(graph.start)
         v, t = pt.vector("v", shape=(d,)), pt.scalar("t")
         (moved,) = clone_replace(
             [rewrite_pregrad(graph.log_likelihood)],
@@ -136,7 +127,7 @@ class DirectionalCurvature:
         )
         one = pt.ones(())
         first = pushforward(moved, t, one)
-        second = pushforward(rewrite_pregrad(first), t, one, disconnected_outputs="ignore")
+        second = pushforward(first, t, one, disconnected_outputs="ignore")
         (at_zero,) = clone_replace([second], {t: pt.zeros(())}, rebuild_strict=False)
         # θ is the same for many v: what depends on it alone is kept.
         whole = rewrite_graph(

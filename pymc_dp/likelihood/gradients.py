@@ -1,31 +1,36 @@
 """Gradients of the per-unit log-likelihoods, one vector per unit of privacy."""
 
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.math import Dot
 
-from pymc_dp.compat import ancestors, pushforward
+from pymc_dp.compat import (
+    COMPILES_LOOPS,
+    ancestors,
+    graph_inputs,
+    index_axes,
+    io_toposort,
+    pushforward,
+)
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
 from pymc_dp.likelihood.records import (
     RecordGraph,
     RecordLikelihood,
-    initial_theta,
-    record_graph,
 )
 
-_TIMED_CALLS = 12
+_FORWARD_UP_TO = 8
 _CHUNK_BYTES = 2**20
 """Gradients of one chunk."""
 
@@ -33,25 +38,25 @@ _CHUNK_BYTES = 2**20
 class UnitGradients:
     r"""Per-unit gradients :math:`\nabla_\theta \ell_i(\theta)`, in chunks.
 
-    Three ways lead there, and none is always fastest, so all are timed when the object is built, on
-    a chunk of zeros: the ways differ in last bits, so the records must not have a say in the choice:
+    Two ways lead there, which differ in last bits:
 
     - *forward*: all d directional derivatives of the records' terms at once (Jacobian-vector
       products, vectorised over the unit vectors);
     - *reverse*: the gradient of one record's term, vectorised over the records; separable by
-      construction;
-    - *batched*: every record gets a copy of θ of its own, and one reverse pass gives the gradients
-      in all of them.
+      construction.
+
+    Which one is taken depends on the model's graph alone (see :func:`ways_to_gradients`), so that runs
+    can be repeated; the other one stands in where it cannot be derived.
 
     Parameters
     ----------
-    model : Model
+    graph : RecordGraph
     likelihood : RecordLikelihood
-        The same model's; supplies the data and the chunks.
+        Of the same graph; supplies the data and the chunks.
     compile_kwargs : mapping, optional
         As for the likelihood.
-    method : {"forward", "reverse", "batched"}, optional
-        Default: the fastest one.
+    method : {"forward", "reverse"}, optional
+        Default: the one that is likely to be faster.
 
     Raises
     ------
@@ -61,7 +66,7 @@ class UnitGradients:
 
     def __init__(
         self,
-        model: pm.Model,
+        graph: RecordGraph,
         likelihood: RecordLikelihood,
         *,
         compile_kwargs: Mapping[str, Any] | None = None,
@@ -70,38 +75,33 @@ class UnitGradients:
         self._likelihood = likelihood
         roles = likelihood.roles
         self._axes = [leaf.axis for leaf in roles.record_data]
-        self._d = len(initial_theta(model))
+        self._d = len(graph.start)
         fitting = int(np.clip(_CHUNK_BYTES // (8 * self._d), 256, 65536))
         self._chunks = UnitChunks(
             roles.unit_of_record, roles.n_records, min(likelihood.chunk_size, fitting)
         )
-        ways = {
-            "forward": (_forward, _transposed),
-            "reverse": (_reverse, side_by_side),
-            "batched": (_batched, side_by_side),
-        }
-        candidates = {}
-        for name in ways if method is None else [method]:
+        ways = {"forward": (_forward, _transposed), "reverse": (_reverse, side_by_side)}
+        self.method = ""
+        for name in ways_to_gradients(graph) if method is None else [method]:
             build, arrange = ways[name]
-            # A new one each time: preparing a graph for differentiation changes it.
-            graph = record_graph(model, roles)
+            own = graph.to_differentiate()
             try:
-                blocks = build(graph, self._axes, self._d)
+                blocks = build(own, self._axes, self._d)
                 # Vectorising adds assertions on shapes, which are public and checked below.
                 function = compile_without_checks(
-                    [graph.theta, *graph.rows], [strip_checks(b) for b in blocks], compile_kwargs
+                    [own.theta, *own.rows], [strip_checks(b) for b in blocks], compile_kwargs
                 )
-                seconds = self._time(function, arrange, initial_theta(model))
+                self._check_shape(arrange, function, graph.start)
             except Exception:  # noqa: BLE001  one way may fail where the other works
                 continue
-            candidates[name] = seconds, function, arrange
-        if not candidates:
+            self.method, self._function, self._arrange = name, function, arrange
+            if COMPILES_LOOPS or not _batched_operations(function.maker.fgraph.apply_nodes):
+                break
+        if not self.method:
             raise UnsupportedModelError(
-                f"The likelihood of {[rv.name for rv in model.observed_RVs]} has no gradient (a "
-                "black-box operation, perhaps). Use a step that needs ratios only: DPPenalty."
+                f"The likelihood of {list(graph.observed)} has no gradient (a black-box operation, "
+                "perhaps). Use a step that needs ratios only: DPPenalty."
             )
-        self.method = min(candidates, key=lambda name: candidates[name][0])
-        _, self._function, self._arrange = candidates[self.method]
 
     def __call__(
         self, theta: NDArray[np.float64], units: NDArray[np.int64] | None = None
@@ -131,22 +131,48 @@ class UnitGradients:
             lambda some: self._arrange(self._function(theta, *some)), rows, (self._d,)
         )
 
-    def _time(
-        self, function: Any, arrange: Callable[[Any], Any], theta: NDArray[np.float64]
-    ) -> float:
-        chunk = next(self._chunks.all())
-        rows = [np.zeros_like(row) for row in self._likelihood.rows(chunk.records)]
+    def _check_shape(
+        self, arrange: Callable[[Any], Any], function: Any, theta: NDArray[np.float64]
+    ) -> None:
+        rows = [np.zeros_like(row) for row in self._likelihood.rows(slice(0, 2))]
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            first = arrange(function(theta, *rows))
-            if first.shape != (rows[0].shape[self._axes[0]], self._d):
-                raise ValueError("not one gradient per record")
-            seconds = []
-            for _ in range(_TIMED_CALLS):
-                start = time.perf_counter()
-                arrange(function(theta, *rows))
-                seconds.append(time.perf_counter() - start)
-        return min(seconds)  # what else the machine was doing only adds
+            found = arrange(function(theta, *rows))
+        if found.shape != (rows[0].shape[self._axes[0]], self._d):
+            raise ValueError("not one gradient per record")
+
+
+def ways_to_gradients(graph: RecordGraph) -> tuple[str, str]:
+    """Ways of :class:`UnitGradients`, the one that is likely to be faster first.
+
+    On PyMC 5 the first is reverse, which :class:`UnitGradients` gives up if it loops in Python. On PyMC 6 it is
+    forward where records choose among parameters, as the reverse of an index writes record by record;
+    reverse where equations are solved; and otherwise forward while parameters are few.
+    ``benchmarks/gradient_ways.py`` measures what the rule costs.
+    """
+    nodes = io_toposort(list(graph_inputs([graph.log_likelihood])), [graph.log_likelihood])
+    few = len(graph.start) <= _FORWARD_UP_TO and not _batched_operations(nodes)
+    if COMPILES_LOOPS and (few or any(_chooses_parameters(node, graph) for node in nodes)):
+        return "forward", "reverse"
+    return "reverse", "forward"
+
+
+def _batched_operations(nodes: Iterable[Any]) -> bool:
+    """Whether anything but elementwise operations and products is done for each record: equations, an index."""
+    return any(
+        isinstance(node.op, Blockwise) and not isinstance(node.op.core_op, Dot) for node in nodes
+    )
+
+
+def _chooses_parameters(node: Any, graph: RecordGraph) -> bool:
+    """Whether an index that depends on records reads from what depends on θ alone."""
+    rows = set(graph.rows)
+    return any(
+        rows & set(ancestors([node.inputs[position]]))
+        and graph.theta in (read := set(ancestors([node.inputs[0]])))
+        and not rows & read
+        for position, _ in index_axes(node)
+    )
 
 
 def _transposed(blocks: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -177,13 +203,6 @@ def _reverse(graph: RecordGraph, axes: list[int], d: int) -> list[Variable]:
     return for_every_record(batched, one)
 
 
-def _batched(graph: RecordGraph, axes: list[int], d: int) -> list[Variable]:
-    one = one_record(graph, axes)
-    terms, copies = one.with_values_of_its_own()
-    gradients = gradients_of(terms.sum(), list(copies))
-    return for_every_record(clone_replace(gradients, copies, rebuild_strict=False), one)
-
-
 def record_inputs(
     rows: list[Variable], axes: list[int]
 ) -> tuple[dict[Variable, Variable], dict[Variable, Variable]]:
@@ -205,19 +224,6 @@ class OneRecord(NamedTuple):
     all_records: dict[Variable, Variable]
     all_values: dict[Variable, Variable]
     n_records: Variable
-
-    def with_values_of_its_own(self) -> tuple[Variable, dict[Variable, Variable]]:
-        """Every record's term as a function of a copy of θ's values, and what goes into the copies."""
-        own = {
-            alone: pt.tensor(dtype=value.type.dtype, shape=(None, *value.type.shape))
-            for alone, value in self.all_values.items()
-        }
-        terms = vectorize_graph(self.term, self.all_records | own)
-        copies = {
-            own[alone]: pt.broadcast_to(value, (self.n_records, *value.shape))
-            for alone, value in self.all_values.items()
-        }
-        return terms, copies
 
 
 def one_record(graph: RecordGraph, axes: list[int]) -> OneRecord:

@@ -13,7 +13,7 @@ from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import vectorize_graph
 
 from pymc_dp.compat import lower_named_dims
-from pymc_dp.likelihood.records import join_values
+from pymc_dp.likelihood.parameters import ParameterSpace
 
 
 class PublicLogDensity:
@@ -21,16 +21,17 @@ class PublicLogDensity:
 
     Parameters
     ----------
-    model : Model
-        Already cleared by :func:`pymc_dp.likelihood.roles.find_roles`: none of these parts
+    parameters : ParameterSpace
+        Of a model already cleared by :func:`pymc_dp.likelihood.roles.find_roles`: none of these parts
         depends on private data.
     compile_kwargs : mapping, optional
         Passed to PyMC's ``compile``.
     """
 
-    def __init__(self, model: pm.Model, compile_kwargs: Mapping[str, Any] | None = None):
+    def __init__(self, parameters: ParameterSpace, compile_kwargs: Mapping[str, Any] | None = None):
+        model = parameters.model
         terms = model.logp(vars=[*model.free_RVs, *model.potentials], sum=True)
-        (terms,), theta = join_values(model, [terms])
+        (terms,), theta = parameters.join([terms])
         terms = lower_named_dims(terms)
         self._function = pm.compile([theta], terms, **(compile_kwargs or {}))
         self._function.trust_input = True

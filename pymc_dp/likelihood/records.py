@@ -8,7 +8,6 @@ records can have been folded into a constant.
 
 import contextlib
 import copy
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +38,7 @@ from pymc_dp.likelihood.nodes import (
     refuse_hidden,
     shape_constants,
 )
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.roles import Roles
 
 _CHUNK_BYTES = 2**20
@@ -50,10 +50,9 @@ class RecordLikelihood:
 
     Parameters
     ----------
-    model : Model
-        Its value variables, raveled and joined in order, are θ (unconstrained space).
+    graph : RecordGraph
     roles : Roles
-        See :func:`pymc_dp.likelihood.roles.find_roles`.
+        That the graph was made with.
     chunk_size : int, optional
         Records evaluated at once. Default: about 1 MiB of data.
     compile_kwargs : mapping, optional
@@ -62,7 +61,7 @@ class RecordLikelihood:
     Raises
     ------
     UnsupportedModelError
-        If the log-likelihood does not split into records, or cannot be derived.
+        If the log-likelihood does not split into records.
 
     Notes
     -----
@@ -73,18 +72,19 @@ class RecordLikelihood:
 
     def __init__(
         self,
-        model: pm.Model,
+        graph: "RecordGraph",
         roles: Roles,
         *,
         chunk_size: int | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
         self.roles = roles
-        log_likelihood, theta, _, rows = record_graph(model, roles)
-        self._evaluate = compile_without_checks([theta, *rows], log_likelihood, compile_kwargs)
+        self._evaluate = compile_without_checks(
+            [graph.theta, *graph.rows], graph.log_likelihood, compile_kwargs
+        )
         self._data = [leaf.values for leaf in roles.record_data]
         self._axes = [leaf.axis for leaf in roles.record_data]
-        self._refuse_fixed_length(initial_theta(model))
+        self._refuse_fixed_length(graph.start)
         bytes_per_record = max(1, sum(x.nbytes for x in self._data) // roles.n_records)
         self.chunk_size = chunk_size or int(np.clip(_CHUNK_BYTES // bytes_per_record, 512, 65536))
         self._chunks = UnitChunks(roles.unit_of_record, roles.n_records, self.chunk_size)
@@ -269,12 +269,23 @@ class RecordGraph(NamedTuple):
         The value variables as the parts of θ that they are, in order.
     rows : list of Variable
         One input per ``roles.record_data``, of any number of records.
+    start : ndarray, shape (d,)
+        θ at the model's initial point.
+    observed : list of str
+        Names of the observed variables.
     """
 
     log_likelihood: Variable
     theta: Variable
     values: list[Variable]
     rows: list[Variable]
+    start: NDArray[np.float64]
+    observed: list[str]
+
+    def to_differentiate(self) -> "RecordGraph":
+        """A copy, as preparing a graph for differentiation changes it."""
+        log_likelihood, *values = clone_replace([self.log_likelihood, *self.values], {})
+        return self._replace(log_likelihood=log_likelihood, values=values)
 
 
 class ObservedRows(NamedTuple):
@@ -317,25 +328,26 @@ def rebuild_observed(model: pm.Model, roles: Roles, length: Variable | None = No
     )
 
 
-def record_graph(model: pm.Model, roles: Roles) -> RecordGraph:
+def record_graph(parameters: ParameterSpace, roles: Roles) -> RecordGraph:
     """Derive the log-likelihood of symbolic record rows."""
+    model = parameters.model
     names = [rv.name for rv in model.observed_RVs]
     with quoting_nothing(
         f"The per-record log-likelihood of {names} could not be derived ({{error}}). {WRAP_DATA}"
     ):
-        rvs, values, parameters, rows = rebuild_observed(model, roles)
+        rvs, values, free, rows = rebuild_observed(model, roles)
         log_densities = conditional_logp(dict(zip(rvs, values, strict=True)))
         total = sum_observed([log_densities[v] for v in values], names, roles.observed_axes)
         constrained = model.replace_rvs_by_values(list(model.free_RVs))
         (total,) = clone_replace(
-            [total], dict(zip(parameters, constrained, strict=True)), rebuild_strict=False
+            [total], dict(zip(free, constrained, strict=True)), rebuild_strict=False
         )
-        (total, *parts), theta = join_values(model, [total, *model.value_vars])
+        (total, *parts), theta = parameters.join([total, *model.value_vars])
         total, *parts = lower_named_dims([total, *parts])
         total = keep_indices_in_range(strip_checks(total, records=set(rows)), set(rows))
     held = [leaf.values for leaf in roles.record_data]
     refuse_hidden(all_data_nodes([total]), roles.n_records, held, roles.public_data)
-    return RecordGraph(total, theta, parts, rows)
+    return RecordGraph(total, theta, parts, rows, parameters.start, names)
 
 
 def _row_input(leaf: RecordData, name: str) -> Variable:
@@ -392,23 +404,3 @@ def sum_observed(
         others = [k for k in range(term.ndim) if k != axis]
         terms.append(term.sum(axis=others) if others else term)
     return sum(terms[1:], start=terms[0])
-
-
-def join_values(model: pm.Model, outputs: list[Variable]) -> tuple[list[Variable], Variable]:
-    """`outputs` as functions of one vector θ: the raveled value variables, in the model's order."""
-    point = model.initial_point(0)
-    theta = pt.vector("theta", shape=(len(initial_theta(model)),))
-    parts, start = {}, 0
-    for value in model.value_vars:
-        shape = point[value.name].shape
-        stop = start + math.prod(shape)
-        part = theta[start:stop].reshape(shape).astype(value.type.dtype)
-        parts[value] = value.type.filter_variable(part)
-        start = stop
-    return clone_replace(outputs, parts, rebuild_strict=False), theta
-
-
-def initial_theta(model: pm.Model) -> NDArray[np.float64]:
-    """The model's initial point, raveled like θ."""
-    point = model.initial_point(0)
-    return np.concatenate([np.ravel(point[v.name]).astype(float) for v in model.value_vars])

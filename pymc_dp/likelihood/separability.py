@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pymc as pm
 import pytensor
 from numpy.typing import NDArray
 
@@ -18,10 +17,9 @@ from pymc_dp.compat import lower_named_dims
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.compilation import strip_checks
 from pymc_dp.likelihood.nodes import quoting_nothing
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.records import (
     RecordLikelihood,
-    initial_theta,
-    join_values,
     sum_observed,
 )
 
@@ -32,7 +30,7 @@ _MAX_LAG = 2
 _MIN_DISTINCT_FOR_LAGS = 20
 
 
-def check_separability(model: pm.Model, likelihood: RecordLikelihood) -> None:
+def check_separability(parameters: ParameterSpace, likelihood: RecordLikelihood) -> None:
     """Refuse a likelihood whose terms are not functions of one record each.
 
     Three checks, each of which catches what the others cannot:
@@ -48,7 +46,7 @@ def check_separability(model: pm.Model, likelihood: RecordLikelihood) -> None:
     UnsupportedModelError
         If a check fails.
     """
-    points, sample = check_records(likelihood, initial_theta(model))
+    points, sample = check_records(likelihood, parameters.start)
     # A floating point warning would tell that some record caused it.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -57,7 +55,7 @@ def check_separability(model: pm.Model, likelihood: RecordLikelihood) -> None:
             "indices out of range, singular matrices, and random variables that are not part of the "
             "model."
         ):
-            _compare_with_model(model, likelihood, points[:2], sample[:16])
+            _compare_with_model(parameters, likelihood, points[:2], sample[:16])
 
 
 def check_records(
@@ -171,18 +169,18 @@ def _overwrite(
 
 
 def _compare_with_model(
-    model: pm.Model,
+    parameters: ParameterSpace,
     likelihood: RecordLikelihood,
     points: Sequence[NDArray[np.float64]],
     sample: NDArray[np.int64],
 ) -> None:
-    observed = model.observed_RVs
+    observed = parameters.model.observed_RVs
     whole = sum_observed(
-        model.logp(vars=observed, sum=False),
+        parameters.model.logp(vars=observed, sum=False),
         [rv.name for rv in observed],
         likelihood.roles.observed_axes,
     )
-    (whole,), theta = join_values(model, [whole])
+    (whole,), theta = parameters.join([whole])
     # Interpreted, not compiled: it is called a few times only.
     evaluate = pytensor.function(
         [theta],

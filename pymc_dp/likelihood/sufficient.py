@@ -27,7 +27,8 @@ from pytensor.tensor.random import basic as random
 from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.likelihood.nodes import RecordData, quoting_nothing, shapes_of_data
-from pymc_dp.likelihood.records import RecordLikelihood, initial_theta, join_values
+from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.likelihood.roles import Roles
 
 _Array = NDArray[np.float64]
@@ -226,7 +227,8 @@ class SufficientStatistics:
 
     Parameters
     ----------
-    model : Model
+    parameters : ParameterSpace
+        Of the model.
     roles : Roles
         See :func:`pymc_dp.likelihood.roles.find_roles`.
     bounds : pair or mapping
@@ -245,12 +247,13 @@ class SufficientStatistics:
 
     def __init__(
         self,
-        model: pm.Model,
+        parameters: ParameterSpace,
         roles: Roles,
         bounds: Bounds | Mapping[str, Bounds] | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
-        self._n = roles.n_records
+        model = parameters.model
+        self._n, self._start = roles.n_records, parameters.start
         observed = list(model.observed_RVs)
         pairs = _pairs_by_name(bounds, [rv.name for rv in observed if _op(rv) in _UNBOUNDED])
         self._observed: list[_Observed] = []
@@ -265,7 +268,7 @@ class SufficientStatistics:
             cells = (*shape, member.statistic.size)
             natural.append(pt.broadcast_to(member.natural, cells).flatten())
             log_partition.append(pt.broadcast_to(member.log_partition, shape).sum())
-        (joined, total), theta = join_values(model, [pt.concatenate(natural), sum(log_partition)])
+        (joined, total), theta = parameters.join([pt.concatenate(natural), sum(log_partition)])
         joined, total = lower_named_dims([joined, total])
         self._function = pm.compile([theta], [joined, total], **(compile_kwargs or {}))
         self._function.trust_input = True
@@ -307,7 +310,7 @@ class SufficientStatistics:
                 axis=1,
             )
 
-    def check(self, model: pm.Model, likelihood: RecordLikelihood) -> None:
+    def check(self, likelihood: RecordLikelihood) -> None:
         """Compare with the model's own log-likelihood, on made-up values.
 
         Raises
@@ -321,7 +324,7 @@ class SufficientStatistics:
             for leaf in likelihood.roles.record_data
         ]
         S = np.concatenate([o.of(examples[o.leaf.name]) for o in self._observed], axis=1)
-        start = initial_theta(model)
+        start = self._start
         rng = np.random.default_rng(20_260_102)
 
         def both(theta: _Array) -> tuple[_Array, _Array]:

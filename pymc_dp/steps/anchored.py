@@ -27,21 +27,20 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
-from pymc.blocking import DictToArrayBijection, RaveledVars
 from pymc.step_methods.state import dataclass_state
 from scipy.special import ndtr
 
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
 from pymc_dp.anchor.search import QUADRATIC, SearchLost
+from pymc_dp.checks import fraction
 from pymc_dp.exceptions import (
     NoAnchorError,
     PrivacyConfigurationError,
     PrivacyError,
     UnsupportedModelError,
 )
-from pymc_dp.likelihood.labels import largest, parameter_labels
-from pymc_dp.likelihood.records import initial_theta
+from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.accounting import composed_epsilon, gaussian_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
@@ -53,7 +52,7 @@ from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.steps.base import STATS, PrivateStep, PrivateStepState, register_guarantee
 from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
-from pymc_dp.steps.settings import Vector, fraction
+from pymc_dp.steps.settings import Vector
 
 _log = logging.getLogger("pymc.dp")
 
@@ -153,7 +152,7 @@ class DPAnchored(PrivateStep):
         ledger: PrivacyLedger | None = None,
         noise: NoiseSource | None = None,
         chunk_size: int | None = None,
-        model: pm.Model | None = None,
+        model: pm.Model | CompiledModel | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
         rng: Any = None,
         blocked: bool = True,
@@ -184,16 +183,14 @@ class DPAnchored(PrivateStep):
             blocked=blocked,
         )
         try:
-            self._expansion = Expansion(
-                self.model, self._likelihood, compile_kwargs, self._tempering
-            )
+            self._expansion = Expansion(self.compiled, self._tempering)
         except UnsupportedModelError as error:
             raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
         if self.guarantee.valid:
             k = np.arange(1, self.iterations + 1)
             mu = np.hypot(1 / self._z_anchor, np.sqrt(k) / self._z)
             self._spent = np.asarray(gaussian_epsilon(mu, self._delta))
-        self.u = np.zeros(len(initial_theta(self.model)))
+        self.u = np.zeros(self.compiled.d)
         self.stats_dtypes_shapes = {
             **STATS,
             "unadjusted": (np.dtype((np.float64, self.u.shape)), list(self.u.shape)),
@@ -257,7 +254,7 @@ class DPAnchored(PrivateStep):
                     anchor = build_anchor(
                         self._expansion,
                         self._log_public,
-                        initial_theta(self.model),
+                        self.compiled.parameters.start,
                         purse,
                         self._noise,
                         chain_multiplier=self._z,
@@ -298,7 +295,7 @@ class DPAnchored(PrivateStep):
         """Refuse an anchor that is of no use; warn of one that is of little."""
         off, root_d = float(np.linalg.norm(anchor.mean)), math.sqrt(len(anchor.mean))
         by_noise = 4 * anchor.tilt * root_d
-        labels = parameter_labels(self.model)
+        largest = self.compiled.parameters.largest
         if not off <= QUADRATIC * math.sqrt(self._roles.n_units) + by_noise:
             raise _OfNoUse(
                 f"{_NOT_ARRIVED}: by its own measurement it is {off:.0f} posterior sds away"
@@ -312,7 +309,7 @@ class DPAnchored(PrivateStep):
             )
         # Without other causes the surprise is about 1 ± 1/√(2d), the spread of a χ distribution.
         surprise = (anchor.surprise - 1) * math.sqrt(2) * root_d
-        further = largest(labels, np.abs(anchor.in_sds(anchor.still_to_go)))
+        further = largest(np.abs(anchor.in_sds(anchor.still_to_go)))
         if surprise > _SURPRISE_REFUSAL:
             raise _OfNoUse(
                 f"The anchor contradicts itself: at its own mode the gradient is {anchor.surprise:.1f} "
@@ -339,14 +336,14 @@ class DPAnchored(PrivateStep):
                 "The anchor is %.1f posterior standard deviations from the mode (%s): draws may mix badly. "
                 "A larger `epsilon`, or DPHMC, would help.",
                 off,
-                largest(labels, np.abs(anchor.in_sds(anchor.W @ anchor.mean))),
+                largest(np.abs(anchor.in_sds(anchor.W @ anchor.mean))),
             )
         if anchor.tilt_in_sds > 1:
             _log.warning(
                 "The anchor's noise moves the draws by %.1f posterior standard deviations (%s): these "
                 "intervals are mostly privacy noise. A larger `epsilon`, or more records, would help.",
                 anchor.tilt_in_sds,
-                largest(labels, anchor.tilts),
+                largest(anchor.tilts),
             )
         if anchor.sigma > 4:
             _log.warning(
@@ -408,9 +405,8 @@ class DPAnchored(PrivateStep):
         function = self.model.compile_fn(
             outputs, point_fn=True, on_unused_input="ignore", mode="FAST_COMPILE"
         )
-        shape = DictToArrayBijection.map(self.model.initial_point()).point_map_info
         rows = [
-            function(DictToArrayBijection.rmap(RaveledVars(theta, shape)))
+            function(self.compiled.parameters.point(theta))
             for theta in thetas.reshape(-1, thetas.shape[-1])
         ]
         result = posterior.copy()

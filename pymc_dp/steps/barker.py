@@ -30,7 +30,9 @@ from numpy.typing import ArrayLike, NDArray
 from pymc.step_methods.state import dataclass_state
 from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
 
+from pymc_dp.checks import fraction, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.barker import noisy_batch_mean
 from pymc_dp.privacy.calibration import calibrate_batch_size
 from pymc_dp.privacy.events import BarkerBatch, Event
@@ -39,14 +41,7 @@ from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.correction import logistic_correction
-from pymc_dp.steps.settings import (
-    Vector,
-    check_finite_epsilon,
-    fraction,
-    positive,
-    proposal_factor,
-    whole,
-)
+from pymc_dp.steps.settings import Vector, check_finite_epsilon, proposal_factor
 
 # Times the tempered number of units: with such a batch, the clip bound is three times the ratio of a
 # record with a score of one at a move of the usual length.
@@ -128,7 +123,7 @@ class DPBarker(PrivateStep):
         ledger: PrivacyLedger | None = None,
         noise: NoiseSource | None = None,
         chunk_size: int | None = None,
-        model: pm.Model | None = None,
+        model: pm.Model | CompiledModel | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
         rng: Any = None,
         blocked: bool = True,

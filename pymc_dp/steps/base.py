@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor
 from numpy.typing import ArrayLike, NDArray
 from pymc.blocking import DictToArrayBijection, RaveledVars
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
@@ -19,16 +18,14 @@ from pymc.util import get_random_generator
 from rich.progress import TextColumn
 from rich.table import Column
 
+from pymc_dp.checks import whole
 from pymc_dp.compat import CHAIN_START, SamplerCall, enclosing_sampler, steps_beside
 from pymc_dp.exceptions import (
     PrivacyConfigurationError,
     UnsupportedModelError,
     refuses_from_outside,
 )
-from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
-from pymc_dp.likelihood.roles import find_roles
-from pymc_dp.likelihood.separability import check_separability
+from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.privacy.accounting import check_delta, spending_curve
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import Guarantee
@@ -37,7 +34,7 @@ from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.shards import Shards
-from pymc_dp.steps.settings import all_value_vars, check_finite_epsilon, whole
+from pymc_dp.steps.settings import all_value_vars, check_finite_epsilon
 
 STATS: dict[str, tuple[Any, list[int]]] = {
     "accepted": (bool, []),
@@ -146,32 +143,27 @@ class PrivateStep(BlockedStep):
         ledger: PrivacyLedger | None,
         noise: NoiseSource | None,
         chunk_size: int | None,
-        model: pm.Model | None,
+        model: pm.Model | CompiledModel | None,
         compile_kwargs: Mapping[str, Any] | None,
         rng: Any,
         blocked: bool,
         shards: Shards | None = None,
     ):
-        self.model = pm.modelcontext(model)
-        if pytensor.config.floatX != "float64":
-            raise PrivacyConfigurationError(
-                f"PyTensor's floatX is {pytensor.config.floatX!r}; sensitivities are proved for "
-                "float64. Set `pytensor.config.floatX = 'float64'` before building the model."
-            )
         draws, tune, chains = (
             whole("draws", draws, 1),
             whole("tune", tune, 0),
             whole("chains", chains, 1),
         )
-        chunk_size = None if chunk_size is None else whole("chunk_size", chunk_size, 1)
         self._noise: NoiseSource = SecureNoise() if noise is None else noise
         self._check_budget(epsilon, noise_multiplier)
         if shards is not None and not isinstance(shards, Shards):
             raise PrivacyConfigurationError(
                 f"`shards` must be a pymc_dp.Shards. Found {type(shards).__name__}."
             )
-        in_model = find_roles(self.model, unit, public)
-        self._shards = shards
+        self.compiled = compile_model(
+            model, unit=unit, public=public, chunk_size=chunk_size, compile_kwargs=compile_kwargs
+        )
+        self.model, self._shards, in_model = self.compiled.model, shards, self.compiled.roles
         self._roles = in_model if shards is None else shards.roles(self.model, in_model)
         check_units(self._roles.n_units)
         self.vars = all_value_vars(self.model, vars, blocked)
@@ -183,14 +175,7 @@ class PrivateStep(BlockedStep):
         if delta is None:
             delta = 0.1 / self._roles.n_units if ledger is None else ledger.delta
         self._delta = check_delta(delta)
-        self._configure(len(initial_theta(self.model)))
-        self._likelihood = RecordLikelihood(
-            self.model, in_model, chunk_size=chunk_size, compile_kwargs=compile_kwargs
-        )
-        check_separability(self.model, self._likelihood)
-        self._log_public = PublicLogDensity(self.model, compile_kwargs)
-        self._deterministics = {det.name for det in self.model.deterministics}
-
+        self._configure(self.compiled.d)
         self.events = self._calibrate(
             epsilon, self._delta, noise_multiplier, chains * (tune + draws)
         )
@@ -228,7 +213,7 @@ class PrivateStep(BlockedStep):
                 "`ledger` out, or `noise`."
             )
         self.ledger = ledger or PrivacyLedger(epsilon=math.inf, delta=self._delta)
-        self._data = {v.name: v.get_value(borrow=True) for v in self.model.data_vars}
+        self._likelihood, self._log_public = self.compiled.likelihood, self.compiled.log_public
         self._spent = (
             spending_curve(self.events, self.iterations, self._delta)
             if self.guarantee.valid
@@ -379,23 +364,7 @@ class PrivateStep(BlockedStep):
         """Refuse a model that is no longer the one that was checked, before anything is paid for."""
         if self._shards is not None:
             self._shards.refuse_other_process()
-        added = {det.name for det in self.model.deterministics} - self._deterministics
-        if added:
-            raise UnsupportedModelError(
-                f"The Deterministics {sorted(added)} were added after the step was built, so they "
-                "have not been checked for private data. Build the step again."
-            )
-        changed = [
-            v.name
-            for v in self.model.data_vars
-            if (now := v.get_value(borrow=True)) is not self._data.get(v.name)
-            and not np.array_equal(now, self._data.get(v.name, np.nan))
-        ]
-        if changed:
-            raise PrivacyConfigurationError(
-                f"The data {changed} were replaced after the step was built, so the checks do not "
-                "hold for them. Build the step again."
-            )
+        self.compiled.check_unchanged()
 
     def _check_host(self, call: SamplerCall) -> None:
         """Refuse a run that does not match the plan, before anything is paid for."""

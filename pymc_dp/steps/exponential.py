@@ -28,7 +28,8 @@ from pymc.step_methods.state import dataclass_state
 from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
 from scipy.optimize import brentq
 
-from pymc_dp.likelihood.records import initial_theta
+from pymc_dp.checks import fraction
+from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.sufficient import Bounds, SufficientStatistics
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian
@@ -39,7 +40,7 @@ from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
-from pymc_dp.steps.settings import Vector, fraction, proposal_factor
+from pymc_dp.steps.settings import Vector, proposal_factor
 
 # The default scale aims at this noise in the log acceptance ratio: E min(1, e^X) is 0.42 then.
 _SIGMA_OF_DEFAULT_SCALE = 1.6
@@ -189,7 +190,7 @@ class DPExponentialFamily(PrivateStep):
         ledger: PrivacyLedger | None = None,
         noise: NoiseSource | None = None,
         chunk_size: int | None = None,
-        model: pm.Model | None = None,
+        model: pm.Model | CompiledModel | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
         rng: Any = None,
         blocked: bool = True,
@@ -219,7 +220,7 @@ class DPExponentialFamily(PrivateStep):
     def _configure(self, d: int) -> None:
         self._proposal, self._given_scale = proposal_factor(self._asked_scale, d)
         self._family = SufficientStatistics(
-            self.model, self._roles, self._bounds, self._compile_kwargs
+            self.compiled.parameters, self._roles, self._bounds, self._compile_kwargs
         )
         self._sum = KeptSum(self._family.of_records, self._family.size)
         codes = self._roles.unit_of_record
@@ -232,7 +233,7 @@ class DPExponentialFamily(PrivateStep):
         noise_multiplier: float | None,
         iterations: int,
     ) -> tuple[Event, ...]:
-        self._family.check(self.model, self._likelihood)
+        self._family.check(self.compiled.likelihood)
         if epsilon is not None:
             noise_multiplier = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations)
         self._z = float(noise_multiplier or 0.0)
@@ -262,7 +263,7 @@ class DPExponentialFamily(PrivateStep):
 
     def _noise_sd_of_scale(self, scale: float) -> float:
         """σ of a typical proposal from the initial point: the root mean square of some."""
-        start = initial_theta(self.model)
+        start = self.compiled.parameters.start
         here, _ = self._family.natural(start)
         moves = np.random.default_rng(0).standard_normal((32, len(start))) @ self._proposal.T
         directions = [self._along(self._family.natural(start + scale * m)[0] - here) for m in moves]

@@ -36,8 +36,9 @@ from pymc.step_methods.state import dataclass_state
 from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
 from scipy.stats.qmc import Halton
 
+from pymc_dp.checks import fraction, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.ledger import PrivacyLedger
@@ -47,7 +48,7 @@ from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
 from pymc_dp.steps.ratio import NoisyRatio
-from pymc_dp.steps.settings import Vector, covariance_like, fraction, lower_factor, positive, whole
+from pymc_dp.steps.settings import Vector, covariance_like, lower_factor
 
 _DEFAULT_LEAPFROG = 8
 # The default step size aims at this noise in the log acceptance ratio, as that of DPPenalty does.
@@ -276,7 +277,7 @@ class DPHMC(PrivateStep):
         ledger: PrivacyLedger | None = None,
         noise: NoiseSource | None = None,
         chunk_size: int | None = None,
-        model: pm.Model | None = None,
+        model: pm.Model | CompiledModel | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
         rng: Any = None,
         blocked: bool = True,
@@ -318,7 +319,7 @@ class DPHMC(PrivateStep):
             rng=rng,
             blocked=blocked,
         )
-        self._gradients = UnitGradients(self.model, self._likelihood, compile_kwargs=compile_kwargs)
+        self._gradients = self.compiled.gradients
         self._ratio = NoisyRatio(self._likelihood, self._noise, self._z, self._tempering)
         self._start_chain()
 

@@ -26,8 +26,9 @@ from pymc.step_methods.state import dataclass_state
 from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
 from scipy.optimize import brentq
 
+from pymc_dp.checks import fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.records import initial_theta
+from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.ledger import PrivacyLedger
@@ -38,14 +39,7 @@ from pymc_dp.privacy.subsampling import accounted_rate, check_rate
 from pymc_dp.shards import Shards
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, Ratio, ShardedRatio, release_bound
-from pymc_dp.steps.settings import (
-    Vector,
-    covariance_like,
-    fraction,
-    lower_factor,
-    positive,
-    proposal_factor,
-)
+from pymc_dp.steps.settings import Vector, covariance_like, lower_factor, proposal_factor
 
 # The default scale aims at this noise in the log acceptance ratio: E min(1, e^X) is 0.42 then.
 _SIGMA_OF_DEFAULT_SCALE = 1.6
@@ -276,7 +270,7 @@ class DPPenalty(PrivateStep):
         ledger: PrivacyLedger | None = None,
         noise: NoiseSource | None = None,
         chunk_size: int | None = None,
-        model: pm.Model | None = None,
+        model: pm.Model | CompiledModel | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
         rng: Any = None,
         blocked: bool = True,
@@ -346,7 +340,9 @@ class DPPenalty(PrivateStep):
 
     def _build_ratio(self) -> Ratio:
         if self._shards is not None:
-            clipped_sums = self._shards.clipped_ratios(self._likelihood, initial_theta(self.model))
+            clipped_sums = self._shards.clipped_ratios(
+                self._likelihood, self.compiled.parameters.start
+            )
             return ShardedRatio(clipped_sums, self._noise, self._z, self._tempering)
         common = self._likelihood, self._noise, self._z, self._tempering
         return NoisyRatio(*common) if self._rate == 1 else MinibatchRatio(*common, self._rate)

@@ -94,7 +94,8 @@ def runs_of(step: PrivateStep, runs: int, seed: int) -> Iterator[Run]:
     Run
     """
     step.ledger = account = _ScratchLedger(step.guarantee.delta)
-    start = step.model.initial_point(0)
+    parameters = step.compiled.parameters
+    start = parameters.point(parameters.start)
     for _ in range(runs):
         account.forget()
         # A copy for each, so that nothing of one run can reach the next.

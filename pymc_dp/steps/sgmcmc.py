@@ -37,8 +37,9 @@ import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
 
+from pymc_dp.checks import fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.ledger import PrivacyLedger
@@ -47,7 +48,7 @@ from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum, poisson_noisy_sum
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate, check_rate
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
-from pymc_dp.steps.settings import Vector, fraction, positive
+from pymc_dp.steps.settings import Vector
 
 _DEFAULT_BATCH = 1000
 # Per iteration: how far the mean moves towards the mode (SGLD), and the friction (SGNHT), for records
@@ -104,7 +105,7 @@ class _StochasticGradientStep(PrivateStep):
         ledger: PrivacyLedger | None = None,
         noise: NoiseSource | None = None,
         chunk_size: int | None = None,
-        model: pm.Model | None = None,
+        model: pm.Model | CompiledModel | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
         rng: Any = None,
         blocked: bool = True,
@@ -135,7 +136,7 @@ class _StochasticGradientStep(PrivateStep):
             rng=rng,
             blocked=blocked,
         )
-        self._gradients = UnitGradients(self.model, self._likelihood, compile_kwargs=compile_kwargs)
+        self._gradients = self.compiled.gradients
         self._start_chain()
 
     @abstractmethod

@@ -8,11 +8,11 @@ import pytest
 from pymc_dp.likelihood import curvature as module
 from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
 from pymc_dp.likelihood.roles import find_roles
 
-from .zoo import ZOO, build
+from .zoo import ZOO, build, graph_of, likelihood_of
 
 FAST = {"mode": "FAST_COMPILE"}
 # The rest of the zoo at night, and on PyMC 6: PyTensor 2 has no second derivative of some operations,
@@ -23,10 +23,8 @@ later = [pytest.mark.nightly, pytest.mark.skipif(pm.__version__ < "6", reason="P
 
 
 def parts(model, unit=None):
-    likelihood = RecordLikelihood(
-        model, find_roles(model, unit), chunk_size=17, compile_kwargs=FAST
-    )
-    theta = initial_theta(model)
+    likelihood = likelihood_of(model, find_roles(model, unit), chunk_size=17, compile_kwargs=FAST)
+    theta = ParameterSpace(model).start
     return likelihood, theta + 0.1 * np.random.default_rng(3).normal(size=len(theta))
 
 
@@ -44,13 +42,21 @@ def differences(gradient, theta, step=1e-5):
 def test_hessians_are_the_derivatives_of_the_gradients(name):
     model = build(name)
     likelihood, theta = parts(model)
-    hessians = np.concatenate(list(UnitHessians(model, likelihood, compile_kwargs=FAST)(theta)))
-    gradients = UnitGradients(model, likelihood, compile_kwargs=FAST, method="forward")
+    hessians = np.concatenate(
+        list(
+            UnitHessians(graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST)(theta)
+        )
+    )
+    gradients = UnitGradients(
+        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST, method="forward"
+    )
     expected = differences(lambda t: np.concatenate(list(gradients(t))), theta)
     np.testing.assert_allclose(hessians, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-9, atol=1e-9)
     v = np.random.default_rng(1).normal(size=len(theta))
-    curvature = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)
+    curvature = DirectionalCurvature(
+        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST
+    )
     for direction in (v, v[::-1]):
         expected = np.einsum("i,nij,j->n", direction, hessians, direction)
         np.testing.assert_allclose(curvature(theta, direction), expected, rtol=1e-9, atol=1e-9)
@@ -61,18 +67,24 @@ def test_a_units_records_are_added_up():
     model = build("linear")
     by_record, theta = parts(model)
     by_unit, _ = parts(model, ids)
-    each = np.concatenate(list(UnitHessians(model, by_record, compile_kwargs=FAST)(theta)))
+    each = np.concatenate(
+        list(UnitHessians(graph_of(model, by_record.roles), by_record, compile_kwargs=FAST)(theta))
+    )
     expected = np.stack([each[ids == k].sum(axis=0) for k in dict.fromkeys(ids.tolist())])
-    found = np.concatenate(list(UnitHessians(model, by_unit, compile_kwargs=FAST)(theta)))
+    found = np.concatenate(
+        list(UnitHessians(graph_of(model, by_unit.roles), by_unit, compile_kwargs=FAST)(theta))
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
     v = np.ones(len(theta))
-    along = DirectionalCurvature(model, by_unit, compile_kwargs=FAST)(theta, v)
+    along = DirectionalCurvature(graph_of(model, by_unit.roles), by_unit, compile_kwargs=FAST)(
+        theta, v
+    )
     np.testing.assert_allclose(along, expected.sum(axis=(1, 2)), rtol=1e-9, atol=1e-9)
 
 
 def test_the_priors_hessian():
     model = build("linear")
-    prior = PublicLogDensity(model, FAST)
+    prior = PublicLogDensity(ParameterSpace(model), FAST)
     _, theta = parts(model)
     np.testing.assert_allclose(
         prior.hessian(theta), differences(prior.gradient, theta), rtol=1e-5, atol=1e-6
@@ -83,8 +95,10 @@ def test_what_is_kept_of_a_place_serves_that_place_only(monkeypatch):
     model = build("linear")
     likelihood, theta = parts(model)
     v, other = np.random.default_rng(1).normal(size=(2, len(theta)))
-    curvature = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)
-    hessians = UnitHessians(model, likelihood, compile_kwargs=FAST)
+    curvature = DirectionalCurvature(
+        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST
+    )
+    hessians = UnitHessians(graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST)
     for room in (2**26, 0):
         monkeypatch.setattr(module, "_KNOWN_BYTES", room)
         for at in (theta, theta + 0.3, theta):
@@ -100,7 +114,9 @@ def test_a_record_that_raises_is_nan_along_a_line_too(monkeypatch):
     """To the last bit, the others are what they are without it."""
     model = build("linear")
     likelihood, theta = parts(model)
-    curvature = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)
+    curvature = DirectionalCurvature(
+        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST
+    )
     v = np.ones(len(theta))
     expected, bad = curvature(theta, v), likelihood.rows(slice(20, 21))
     which = int(np.argmax([row.dtype.kind == "f" and row.ndim == 1 for row in bad])) - len(bad)
@@ -136,5 +152,7 @@ def test_a_likelihood_that_is_linear_has_no_curvature():
             observed=pm.Data("Y", np.arange(20.0)),
         )  # fmt: skip
     likelihood, theta = parts(model)
-    curvature = DirectionalCurvature(model, likelihood, compile_kwargs=FAST)
+    curvature = DirectionalCurvature(
+        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST
+    )
     assert np.array_equal(curvature(theta, np.ones(2)), np.zeros(20))

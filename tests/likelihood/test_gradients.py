@@ -4,27 +4,30 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.gradients import UnitGradients
-from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.roles import find_roles
 
-from .zoo import ZOO, build
+from .zoo import ZOO, build, graph_of, likelihood_of
 
 FAST = {"mode": "FAST_COMPILE"}
-METHODS = ("forward", "reverse", "batched")
+METHODS = ("forward", "reverse")
 
 
 def parts(model, unit=None, chunk_size=17):
     roles = find_roles(model, unit)
-    likelihood = RecordLikelihood(model, roles, chunk_size=chunk_size, compile_kwargs=FAST)
-    theta = initial_theta(model) + 0.1 * np.random.default_rng(3).normal(
-        size=len(initial_theta(model))
+    likelihood = likelihood_of(model, roles, chunk_size=chunk_size, compile_kwargs=FAST)
+    theta = ParameterSpace(model).start + 0.1 * np.random.default_rng(3).normal(
+        size=len(ParameterSpace(model).start)
     )
     return likelihood, theta
 
 
 def gradients(model, likelihood, theta, method):
-    unit_gradients = UnitGradients(model, likelihood, compile_kwargs=FAST, method=method)
+    unit_gradients = UnitGradients(
+        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST, method=method
+    )
     return np.concatenate(list(unit_gradients(theta)))
 
 
@@ -42,7 +45,7 @@ def test_every_way_gives_each_records_own_gradient(name):
     model = build(name)
     likelihood, theta = parts(model)
     found = {method: gradients(model, likelihood, theta, method) for method in METHODS}
-    alone = RecordLikelihood(model, likelihood.roles, chunk_size=1, compile_kwargs=FAST)
+    alone = likelihood_of(model, likelihood.roles, chunk_size=1, compile_kwargs=FAST)
     one_at_a_time = gradients(model, alone, theta, "forward")
     for values in found.values():
         np.testing.assert_allclose(values, one_at_a_time, rtol=1e-10, atol=1e-10)
@@ -55,7 +58,7 @@ def test_every_way_gives_each_records_own_gradient(name):
 def test_gradients_add_up_to_the_models(name):
     model = build(name)
     likelihood, theta = parts(model)
-    total = gradients(model, likelihood, theta, "batched").sum(axis=0)
+    total = gradients(model, likelihood, theta, "reverse").sum(axis=0)
     log_likelihood = model.compile_dlogp(mode="FAST_COMPILE")
     from pymc.blocking import DictToArrayBijection, RaveledVars
 
@@ -64,7 +67,7 @@ def test_gradients_add_up_to_the_models(name):
     start = model.initial_point(0)
     info = DictToArrayBijection.map({v.name: start[v.name] for v in model.value_vars})
     point = DictToArrayBijection.rmap(RaveledVars(theta, info.point_map_info))
-    prior = PublicLogDensity(model, FAST).gradient(theta)
+    prior = PublicLogDensity(ParameterSpace(model), FAST).gradient(theta)
     np.testing.assert_allclose(total + prior, log_likelihood(point), rtol=1e-10, atol=1e-10)
 
 
@@ -104,14 +107,21 @@ def test_records_on_another_axis():
         )
 
 
-def test_the_fastest_way_is_kept():
+def test_a_way_that_cannot_be_derived_leaves_the_other(monkeypatch):
+    from pymc_dp.likelihood import gradients as module
+
+    def none(*args):
+        raise NotImplementedError
+
     model = build("logistic")
     likelihood, theta = parts(model)
-    chosen = UnitGradients(model, likelihood, compile_kwargs=FAST)
-    assert chosen.method in METHODS
-    np.testing.assert_allclose(
-        np.concatenate(list(chosen(theta))), gradients(model, likelihood, theta, "forward")
-    )
+    first, second = module.ways_to_gradients(graph_of(model, likelihood.roles))
+    expected = gradients(model, likelihood, theta, second)
+    monkeypatch.setattr(module, f"_{first}", none)
+    np.testing.assert_allclose(gradients(model, likelihood, theta, None), expected)
+    monkeypatch.setattr(module, f"_{second}", none)
+    with pytest.raises(UnsupportedModelError, match=r"\['y'\] has no gradient"):
+        gradients(model, likelihood, theta, None)
 
 
 @pytest.mark.parametrize("name", ["linear", "varying_intercepts", "student_t"])
@@ -120,7 +130,9 @@ def test_a_record_that_overflows_keeps_to_itself(name, method):
     """Its gradient is whatever it is; the others' do not move by a bit."""
     model = build(name)
     likelihood, theta = parts(model)
-    unit_gradients = UnitGradients(model, likelihood, compile_kwargs=FAST, method=method)
+    unit_gradients = UnitGradients(
+        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST, method=method
+    )
     rows = likelihood.rows(slice(0, 9))
     before = unit_gradients._rows_gradients(theta, rows)
     spoiled = [x.copy() for x in rows]

@@ -12,7 +12,7 @@ from pytensor.graph.op import Op
 from pytensor.raise_op import Assert, CheckAndRaise
 
 from pymc_dp.exceptions import UnsupportedModelError
-from pymc_dp.likelihood.records import initial_theta
+from pymc_dp.likelihood.parameters import ParameterSpace
 
 from .zoo import (
     NEEDS_DATA,
@@ -396,4 +396,4 @@ def test_very_few_records(n, shared):
     likelihood = checked(model)
     for point, theta in some_points(model, 2):
         assert_allclose(likelihood(theta), own_terms(model)(point), rtol=1e-10)
-    assert likelihood(initial_theta(model)).shape == (n,)
+    assert likelihood(ParameterSpace(model).start).shape == (n,)

@@ -11,6 +11,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.parameters import ParameterSpace
 
 from .zoo import ZOO, N, as_it_is, checked, compiled, zoo_likelihood
 
@@ -518,7 +519,7 @@ def test_the_checks_are_silent(dtype):
         warnings.simplefilter("error", RuntimeWarning)
         from pymc_dp.likelihood.separability import check_separability
 
-        check_separability(model, likelihood)
+        check_separability(ParameterSpace(model), likelihood)
 
 
 def test_the_checks_leave_the_data_as_they_were():

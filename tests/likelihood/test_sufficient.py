@@ -7,13 +7,15 @@ import pytest
 
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.likelihood import sufficient
-from pymc_dp.likelihood.records import RecordLikelihood, initial_theta
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.sufficient import Categories, Range, SufficientStatistics
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum, direction
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
+
+from .zoo import likelihood_of
 
 FAST = {"mode": "FAST_COMPILE"}
 N = 40
@@ -132,7 +134,7 @@ def made(build, bounds=None, unit=None):
     with pm.Model() as model:
         build()
     roles = find_roles(model, unit)
-    return model, roles, SufficientStatistics(model, roles, bounds, FAST)
+    return model, roles, SufficientStatistics(ParameterSpace(model), roles, bounds, FAST)
 
 
 @pytest.mark.filterwarnings("ignore:xtensor module")
@@ -140,12 +142,12 @@ def made(build, bounds=None, unit=None):
 def test_ratios_are_those_of_the_model(name):
     """Sums of statistics against PyMC's log-likelihood of all records."""
     model, roles, family = made(*FAMILIES[name])
-    log_likelihood = RecordLikelihood(model, roles, compile_kwargs=FAST)
-    family.check(model, log_likelihood)
+    log_likelihood = likelihood_of(model, roles, compile_kwargs=FAST)
+    family.check(log_likelihood)
     S = np.concatenate(list(family.of_records()))
     assert S.shape == (N, family.size)
     assert np.abs(S).max() <= 1
-    start = initial_theta(model)
+    start = ParameterSpace(model).start
     rng = np.random.default_rng(1)
 
     def both(theta):
@@ -312,7 +314,7 @@ def test_a_wrong_family_is_noticed_before_anything_is_read(monkeypatch):
     monkeypatch.setitem(sufficient._UNBOUNDED, sufficient.random.PoissonRV, (wrong, *support))
     model, roles, family = made(*FAMILIES["poisson"])
     with pytest.raises(UnsupportedModelError, match="not that of the exponential family"):
-        family.check(model, RecordLikelihood(model, roles, compile_kwargs=FAST))
+        family.check(likelihood_of(model, roles, compile_kwargs=FAST))
 
 
 def test_parameters_outside_their_range_are_not_held_against_a_model():
@@ -320,7 +322,7 @@ def test_parameters_outside_their_range_are_not_held_against_a_model():
         pm.Poisson("y", pm.Normal("mu", 0, 1, initval=0.5), observed=COUNTS)
 
     model, roles, family = made(straying, (0, 20))
-    family.check(model, RecordLikelihood(model, roles, compile_kwargs=FAST))
+    family.check(likelihood_of(model, roles, compile_kwargs=FAST))
     assert not np.isfinite(family.natural(np.array([-1.0]))[0]).all()
 
 
@@ -348,4 +350,4 @@ def test_an_impossible_start_is_refused():
 
     model, roles, family = made(far, (0, 20))
     with pytest.raises(UnsupportedModelError, match="initial point"):
-        family.check(model, RecordLikelihood(model, roles, compile_kwargs=FAST))
+        family.check(likelihood_of(model, roles, compile_kwargs=FAST))

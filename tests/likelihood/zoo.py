@@ -10,7 +10,8 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from pymc_dp.likelihood.records import RecordLikelihood
+from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.likelihood.records import RecordLikelihood, record_graph
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.separability import check_separability
 
@@ -38,16 +39,24 @@ def as_it_is(name, values):
     return values
 
 
+def graph_of(model, roles):
+    return record_graph(ParameterSpace(model), roles)
+
+
+def likelihood_of(model, roles, **keywords):
+    return RecordLikelihood(graph_of(model, roles), roles, **keywords)
+
+
 def compiled(model, unit=None, public=(), **keywords):
     """The model's record likelihood, not yet checked. Interpreted unless a mode is asked for."""
     keywords = {"compile_kwargs": FAST, **keywords}
-    return RecordLikelihood(model, find_roles(model, unit, public), **keywords)
+    return likelihood_of(model, find_roles(model, unit, public), **keywords)
 
 
 def checked(model, unit=None, public=(), **keywords):
     """What a private step does before it samples: every check, then the record likelihood."""
     likelihood = compiled(model, unit, public, **keywords)
-    check_separability(model, likelihood)
+    check_separability(ParameterSpace(model), likelihood)
     return likelihood
 
 

@@ -16,9 +16,8 @@ from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.matrices import as_matrix, product_covariance
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
 from pymc_dp.anchor.search import NewtonSearch
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.likelihood.records import RecordLikelihood
-from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
@@ -46,14 +45,13 @@ def log_posterior(theta):
 
 
 def expansion_of(model):
-    likelihood = RecordLikelihood(model, find_roles(model, None), compile_kwargs=FAST)
-    return Expansion(model, likelihood, FAST)
+    return Expansion(dp.compile(model, compile_kwargs=FAST))
 
 
 def built(model, noise, z=0.01):
     return build_anchor(
         expansion_of(model),
-        PublicLogDensity(model, FAST),
+        PublicLogDensity(ParameterSpace(model), FAST),
         np.zeros(1),
         Purse(Permit(0, 0, (Gaussian(z),)), z),
         noise,
@@ -188,7 +186,7 @@ def test_a_generous_budget_finds_the_mode_and_the_curvature():
         beta = pm.Normal("beta", 0, 1, shape=3)
         pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y.astype(int)))
     expansion = expansion_of(model)
-    prior = PublicLogDensity(model, FAST)
+    prior = PublicLogDensity(ParameterSpace(model), FAST)
     z = 0.02
     at = build_anchor(
         expansion, prior, np.zeros(3), Purse(Permit(0, 0, (Gaussian(z),)), z),
@@ -357,7 +355,7 @@ def test_the_anchor_spends_its_purse_and_no_more():
     permit = Permit(0, 0, (Gaussian(0.5),))
     purse = Purse(permit, 0.5)
     build_anchor(
-        expansion_of(skewed()), PublicLogDensity(skewed(), FAST), np.zeros(1), purse,
+        expansion_of(skewed()), PublicLogDensity(ParameterSpace(skewed()), FAST), np.zeros(1), purse,
         dp.InsecureSeededNoise(4), chain_multiplier=1.0,
     )  # fmt: skip
     assert 0.8 < purse.spent <= 1 + 1e-8

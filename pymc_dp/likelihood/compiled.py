@@ -1,0 +1,209 @@
+"""A model as private algorithms see it: what is private in it, and compiled functions, each made once."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+from numpy.typing import ArrayLike
+
+from pymc_dp.checks import whole
+from pymc_dp.exceptions import (
+    PrivacyConfigurationError,
+    UnsupportedModelError,
+    refuses_from_outside,
+)
+from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
+from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.records import RecordGraph, RecordLikelihood, record_graph
+from pymc_dp.likelihood.roles import find_roles
+from pymc_dp.likelihood.separability import check_separability
+
+
+class CompiledModel:
+    """A model that is compiled once, for any number of private steps, plans and budgets.
+
+    What is private in it is found out at once; each function is derived and compiled when it is first asked
+    for, the log-likelihood with the checks that all guarantees rest on. Made by
+    :func:`pymc_dp.compile`, and accepted as ``model=`` wherever a PyMC model is.
+
+    Parameters
+    ----------
+    model : Model, optional
+        Default: the one whose context this is called in.
+    unit : str, int or array, optional
+        Unit of privacy: the records' dimension, their axis, or an identifier per record when a person
+        owns several. Default: each record.
+    public : sequence of str
+        ``pm.Data`` nodes of the likelihood that hold nothing private.
+    chunk_size : int, optional
+        Records evaluated at once.
+    compile_kwargs : mapping, optional
+        Passed to PyTensor.
+
+    Attributes
+    ----------
+    model : Model
+    roles : Roles
+        What is private, what is public, and what a unit is.
+    parameters : ParameterSpace
+        θ.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be sampled privately as it stands.
+    PrivacyConfigurationError
+        If a setting is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: pm.Model | None = None,
+        *,
+        unit: str | int | ArrayLike | None = None,
+        public: Sequence[str] = (),
+        chunk_size: int | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+    ):
+        if pytensor.config.floatX != "float64":
+            raise PrivacyConfigurationError(
+                f"PyTensor's floatX is {pytensor.config.floatX!r}; sensitivities are proved for "
+                "float64. Set `pytensor.config.floatX = 'float64'` before building the model."
+            )
+        if chunk_size is not None:
+            chunk_size = whole("chunk_size", chunk_size, 1)
+        self.model = pm.modelcontext(model)
+        self.roles = find_roles(self.model, unit, public)
+        self.parameters = ParameterSpace(self.model)
+        self._chunk_size, self._compile_kwargs = chunk_size, compile_kwargs
+        self._deterministics = {det.name for det in self.model.deterministics}
+        self._data = {v.name: v.get_value(borrow=True) for v in self.model.data_vars}
+
+    def __repr__(self) -> str:
+        return (
+            f"CompiledModel({self.parameters.d} parameters, {self.roles.n_units:,} units: "
+            f"{self.roles.unit})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_graph"}
+
+    @property
+    def d(self) -> int:
+        """Number of unconstrained parameters."""
+        return self.parameters.d
+
+    @cached_property
+    def _graph(self) -> RecordGraph:
+        return record_graph(self.parameters, self.roles)
+
+    @cached_property
+    def likelihood(self) -> RecordLikelihood:
+        """Log-likelihood of every unit, checked to be a function of its own records."""
+        likelihood = RecordLikelihood(
+            self._graph,
+            self.roles,
+            chunk_size=self._chunk_size,
+            compile_kwargs=self._compile_kwargs,
+        )
+        check_separability(self.parameters, likelihood)
+        return likelihood
+
+    @cached_property
+    def log_public(self) -> PublicLogDensity:
+        """Everything in the log-density that is not likelihood."""
+        return PublicLogDensity(self.parameters, self._compile_kwargs)
+
+    @cached_property
+    def gradients(self) -> UnitGradients:
+        """Gradient of every unit's log-likelihood."""
+        return UnitGradients(self._graph, self.likelihood, compile_kwargs=self._compile_kwargs)
+
+    @cached_property
+    def hessians(self) -> UnitHessians:
+        """Hessian of every unit's log-likelihood."""
+        return UnitHessians(self._graph, self.likelihood, compile_kwargs=self._compile_kwargs)
+
+    @cached_property
+    def curvature(self) -> DirectionalCurvature:
+        """Second derivative of every unit's log-likelihood along a line."""
+        return DirectionalCurvature(
+            self._graph, self.likelihood, compile_kwargs=self._compile_kwargs
+        )
+
+    def check_unchanged(self) -> None:
+        """Refuse a model that is no longer the one that was looked at."""
+        added = {det.name for det in self.model.deterministics} - self._deterministics
+        if added:
+            raise UnsupportedModelError(
+                f"The Deterministics {sorted(added)} were added after the step was built, so they "
+                "have not been checked for private data. Build the step again."
+            )
+        changed = [
+            v.name
+            for v in self.model.data_vars
+            if (now := v.get_value(borrow=True)) is not self._data.get(v.name)
+            and not np.array_equal(now, self._data.get(v.name, np.nan))
+        ]
+        if changed:
+            raise PrivacyConfigurationError(
+                f"The data {changed} were replaced after the step was built, so the checks do not "
+                "hold for them. Build the step again."
+            )
+
+
+@refuses_from_outside
+def compile_model(
+    model: pm.Model | CompiledModel | None = None,
+    *,
+    unit: str | int | ArrayLike | None = None,
+    public: Sequence[str] = (),
+    chunk_size: int | None = None,
+    compile_kwargs: Mapping[str, Any] | None = None,
+) -> CompiledModel:
+    """Prepare a model for private sampling, once for any number of steps, plans and budgets.
+
+    Reads no data but for checks, and costs nothing. What is compiled is compiled when it is first needed.
+
+    Parameters
+    ----------
+    model, unit, public, chunk_size, compile_kwargs
+        As in :class:`CompiledModel`. One that is compiled already is returned, if it is given alone.
+
+    Returns
+    -------
+    CompiledModel
+        To be passed as ``model=`` to steps, to :func:`pymc_dp.sample` and to owners.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be sampled privately as it stands.
+    PrivacyConfigurationError
+        If a setting is out of its range, or if the model has been changed since it was compiled.
+
+    Examples
+    --------
+    >>> compiled = compile(model, unit="patient")                      # doctest: +SKIP
+    >>> for epsilon in (0.5, 1.0, 2.0):                                # doctest: +SKIP
+    ...     print(plan(DPHMC(epsilon=epsilon, draws=500, chains=2, model=compiled)))
+    """
+    if not isinstance(model, CompiledModel):
+        return CompiledModel(
+            model, unit=unit, public=public, chunk_size=chunk_size, compile_kwargs=compile_kwargs
+        )
+    given = {"unit": unit, "chunk_size": chunk_size, "compile_kwargs": compile_kwargs}
+    again = [name for name, value in given.items() if value is not None]
+    again += ["public"] if len(public) else []
+    if again:
+        raise PrivacyConfigurationError(
+            f"The model is compiled already, so {', '.join(f'`{name}`' for name in again)} cannot be changed. "
+            "Give it to `pymc_dp.compile`."
+        )
+    model.check_unchanged()
+    return model
