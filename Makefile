@@ -52,6 +52,8 @@ benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/clipping_bias.py
 	$(BIN)/python benchmarks/accounting_comparison.py
+	$(BIN)/python benchmarks/gradient_ways.py
+	$(BIN)/python benchmarks/first_draw.py
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c "import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) else 'pymc-dp needs Python 3.11 or newer, this is ' + v + ': make PYTHON=python3.12 ...')"
