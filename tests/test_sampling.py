@@ -121,8 +121,15 @@ def test_a_refusal_leaves_the_records_behind(quiet):
             pm.Normal("y", mu, 1, observed=Y)
         return model
 
-    model = tried()
+    with pm.Model() as coupled:
+        Y = pm.Data("Y", y)
+        pm.Normal("y", pm.Normal("mu", 0, 1) + Y.mean(), 1, observed=Y)
+
+    model, compiled = tried(), dp.compile(coupled, unit=person)
     for refused in (
+        lambda: dp.compile(model, unit=person),
+        lambda: dp.CompiledModel(model, unit=person),
+        lambda: compiled.likelihood,
         lambda: dp.sample(10, epsilon=1.0, unit=person, model=model, **quiet),
         lambda: dp.DPPenalty(epsilon=1.0, draws=3, chains=1, unit=person, model=model),
         lambda: dp.DPHMC(epsilon=-1.0, draws=3, chains=1, unit=person, model=model),

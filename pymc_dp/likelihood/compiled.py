@@ -61,6 +61,7 @@ class CompiledModel:
         If a setting is out of its range.
     """
 
+    @refuses_from_outside
     def __init__(
         self,
         model: pm.Model | None = None,
@@ -103,6 +104,7 @@ class CompiledModel:
         return record_graph(self.parameters, self.roles)
 
     @cached_property
+    @refuses_from_outside
     def likelihood(self) -> RecordLikelihood:
         """Log-likelihood of every unit, checked to be a function of its own records."""
         likelihood = RecordLikelihood(
@@ -120,11 +122,13 @@ class CompiledModel:
         return PublicLogDensity(self.parameters, self._compile_kwargs)
 
     @cached_property
+    @refuses_from_outside
     def gradients(self) -> UnitGradients:
         """Gradient of every unit's log-likelihood."""
         return UnitGradients(self._graph, self.likelihood, compile_kwargs=self._compile_kwargs)
 
     @cached_property
+    @refuses_from_outside
     def hessians(self) -> UnitHessians:
         """Hessian of every unit's log-likelihood."""
         return UnitHessians(self._graph, self.likelihood, compile_kwargs=self._compile_kwargs)
@@ -142,7 +146,8 @@ class CompiledModel:
         if added:
             raise UnsupportedModelError(
                 f"The Deterministics {sorted(added)} were added after the step was built, so they "
-                "have not been checked for private data. Build the step again."
+                "have not been checked for private data. Build the step again, from the model if it was "
+                "compiled before."
             )
         changed = [
             v.name
@@ -153,7 +158,7 @@ class CompiledModel:
         if changed:
             raise PrivacyConfigurationError(
                 f"The data {changed} were replaced after the step was built, so the checks do not "
-                "hold for them. Build the step again."
+                "hold for them. Build the step again, from the model if it was compiled before."
             )
 
 

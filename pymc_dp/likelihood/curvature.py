@@ -49,7 +49,8 @@ class UnitHessians:
     ):
         self._likelihood = likelihood
         roles = likelihood.roles
-        d = self._d = len(graph.start)
+        self._axis, d = roles.record_data[0].axis, len(graph.start)
+        self._d = d
         graph = graph.to_differentiate()
         v, w = pt.vector("v", shape=(d,)), pt.vector("w", shape=(d,))
         try:
@@ -61,7 +62,7 @@ class UnitHessians:
             )
         except (NotImplementedError, TypeError, ValueError) as error:
             raise UnsupportedModelError(
-                f"The likelihood of {list(graph.observed)} has no second "
+                f"The likelihood of {graph.observed} has no second "
                 f"derivatives ({type(error).__name__}). Use a step that needs none: DPHMC or "
                 "DPPenalty."
             ) from None
@@ -88,14 +89,10 @@ class UnitHessians:
         self, theta: NDArray[np.float64], rows: Sequence[NDArray[Any]]
     ) -> NDArray[np.float64]:
         """One entry of all records' Hessians after the other, shape (records, d, d)."""
-        e = np.eye(self._d)
-        columns = [
-            [self._entry(theta, e[i], e[j], *rows) for j in range(i + 1)] for i in range(self._d)
-        ]
-        H = np.empty((self._d, self._d, *np.shape(columns[0][0])))
-        for i, row in enumerate(columns):
-            for j, column in enumerate(row):
-                H[i, j] = H[j, i] = column
+        e, n = np.eye(self._d), rows[0].shape[self._axis]
+        H = np.empty((self._d, self._d, n))
+        for i, j in zip(*np.tril_indices(self._d), strict=True):
+            H[i, j] = H[j, i] = self._entry(theta, e[i], e[j], *rows)
         return np.moveaxis(H, -1, 0)
 
 

@@ -200,17 +200,18 @@ class RecordLikelihood:
             n = rows[0].shape[self._axes[0]]
             everyone = np.arange(n)
             bad = self._raising(evaluate, rows, everyone)
-            terms = np.full((n, *shape), np.nan)
             if 0 < len(bad) < n:
-                good = np.setdiff1d(everyone, bad)
                 stand_in = everyone.copy()
-                stand_in[bad] = good[0]
+                stand_in[bad] = np.setdiff1d(everyone, bad)[0]
                 with contextlib.suppress(Exception):
-                    terms[good] = evaluate(self._take(rows, stand_in))[good]
+                    # In the layout that it comes in: products with another one may differ in last bits.
+                    terms = np.array(evaluate(self._take(rows, stand_in)), order="K")
+                    terms[bad] = np.nan
+                    return terms
             elif not bad:  # raises for all together only: out of memory, perhaps
                 halves = [self._take(rows, half) for half in np.array_split(everyone, 2)]
                 return np.concatenate([self.shielded(evaluate, half, shape) for half in halves])
-            return terms
+            return np.full((n, *shape), np.nan)
 
     def _raising(
         self, evaluate: Callable[..., Any], rows: Sequence[NDArray[Any]], which: NDArray[np.int64]

@@ -195,20 +195,13 @@ class DPPenalty(PrivateStep):
         see the notes. Default 1: every unit.
     shards : Shards, optional
         Where the records are, if the model holds made-up ones in their place.
-    unit : str, int or array, optional
-        Unit of privacy: the records' dimension, their axis, or an identifier per record when a
-        person owns several. Default: each record.
-    public : sequence of str
-        ``pm.Data`` nodes of the likelihood that hold nothing private.
+    unit, public, chunk_size, compile_kwargs
+        As in :class:`~pymc_dp.CompiledModel`; settled already if `model` is one.
     ledger : PrivacyLedger, optional
         Account of the data set, shared by several analyses.
     noise : NoiseSource, optional
         For tests only: ``InsecureSeededNoise(seed)`` makes runs reproducible and void.
-    chunk_size : int, optional
-        Records evaluated at once.
-    model : Model, optional
-    compile_kwargs : mapping, optional
-        Passed to PyTensor.
+    model : Model or CompiledModel, optional
     rng : RandomGenerator, optional
         Public randomness; never drives the noise.
     blocked : bool
