@@ -1,7 +1,7 @@
 """Private histograms of positive sizes, and what is read off them: quantiles and excesses."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pymc_dp.privacy.clipping import in_silence
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import check_multiplier
+from pymc_dp.privacy.noisy_sum import check_multiplier, release
 from pymc_dp.privacy.plans import Permit
 
 _LOWEST, _HIGHEST = -60, 30
@@ -22,9 +22,10 @@ _GRID = 2**24
 # followed while what lies beyond exceeds the second; three octaves count together, as a small group of
 # records can be spread over several bins, and as these windows overlap, with 2 instead of 3 a lucky one
 # carried the bound further out for one noise in twenty, now and then by four octaves. Sizes may be few and far between (two groups
-# of records, say), so a bin beyond a gap is kept above the third, which noise alone hardly reaches in
-# any of all the bins.
-_SIGNIFICANT, _TAIL, _ON_ITS_OWN = 2.0, 3.0, 4.5
+# of records, say), so a bin beyond a gap is kept above the third. An anchor has some 20 histograms of 90 bins or
+# more, and one bin in the wrong place makes a bound, and with it the noise, as large as numbers get: with 4.5
+# one run in a thousand was lost to that.
+_SIGNIFICANT, _TAIL, _ON_ITS_OWN = 2.0, 3.0, 5.5
 _OCTAVES_TOGETHER = 3
 
 
@@ -59,8 +60,8 @@ class PrivateHistogram:
         noise: NoiseSource,
     ):
         counts = noisy_counts(
-            sizes, bins_per_octave=bins_per_octave, noise_multiplier=noise_multiplier,
-            permit=permit, noise=noise,
+            lambda: counts_of(sizes, bins_per_octave),
+            noise_multiplier=noise_multiplier, permit=permit, noise=noise,
         )  # fmt: skip
         self._read(counts, count_sd(noise_multiplier), bins_per_octave)
 
@@ -103,26 +104,45 @@ class PrivateHistogram:
         return float(counts @ np.maximum(middles - bound, 0.0))
 
 
-def noisy_counts(
-    sizes: Iterable[NDArray[np.float64]],
-    *,
-    bins_per_octave: int,
-    noise_multiplier: float,
-    permit: Permit,
-    noise: NoiseSource,
-) -> NDArray[np.float64]:
-    """The release behind a :class:`PrivateHistogram`: counts of all bins, shape (bins,)."""
-    check_multiplier(noise_multiplier, noise)
-    address = permit.take(Gaussian(noise_multiplier))
+def counts_of(sizes: Iterable[NDArray[np.float64]], bins_per_octave: int) -> NDArray[np.int64]:
+    """Exact counts of all chunks' sizes by bin, shape (bins,). Private.
+
+    What computes the sizes may overflow: it is drawn on
+    :func:`in silence <pymc_dp.privacy.clipping.in_silence>`.
+    """
     counts = np.zeros(count_of_bins(bins_per_octave), dtype=np.int64)
     with in_silence():
         for chunk in sizes:
             counts += bin_counts(chunk, bins_per_octave)
-    sd = count_sd(noise_multiplier)
-    counts *= _GRID
-    if sd > 0:
-        counts += noise.discrete_gaussian(sd * _GRID, len(counts), address)
-    return counts / _GRID
+    return counts
+
+
+def noisy_counts(
+    counts: Callable[[], NDArray[np.int64]],
+    *,
+    noise_multiplier: float,
+    permit: Permit,
+    noise: NoiseSource,
+) -> NDArray[np.float64]:
+    """The release behind a :class:`PrivateHistogram`: noisy counts of all bins, shape (bins,).
+
+    Parameters
+    ----------
+    counts : callable
+        ``() ->`` :func:`counts_of` of all units, in which each unit is in one bin. Called once, after the
+        permit is taken.
+    noise_multiplier, permit, noise
+        As in :class:`PrivateHistogram`, which says what it guarantees.
+    """
+    check_multiplier(noise_multiplier, noise)
+    released = release(
+        lambda _: counts() * _GRID,
+        Gaussian(noise_multiplier),
+        count_sd(noise_multiplier) * _GRID,
+        permit,
+        noise,
+    )
+    return np.asarray(released / _GRID)
 
 
 def count_of_bins(bins_per_octave: int) -> int:

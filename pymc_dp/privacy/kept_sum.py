@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pymc_dp.privacy.clipping import RESOLUTION, in_silence
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import check_bound, check_multiplier
+from pymc_dp.privacy.noisy_sum import check_bound, check_multiplier, release
 from pymc_dp.privacy.plans import Permit
 
 _MANTISSA = 53
@@ -129,15 +129,21 @@ class KeptSum:
         """
         check_bound(along.bound)
         check_multiplier(noise_multiplier, noise)
-        address = permit.take(Gaussian(noise_multiplier))
+        (quotient,) = release(
+            lambda _: self._projected(along),
+            Gaussian(noise_multiplier),
+            noise_multiplier * 2 * RESOLUTION,
+            permit,
+            noise,
+        )
+        return float(quotient * (along.bound / RESOLUTION))
+
+    def _projected(self, along: Direction) -> NDArray[Any]:
+        """The sum along a direction on its grid: of Python's own integers, which have any size."""
         if self._total is None:
             self._total = self._sum()
         projected = sum(w * t for w, t in zip(along.weights, self._total, strict=True))
-        quotient = abs(projected) // along.step * (1 if projected > 0 else -1)
-        if noise_multiplier > 0:
-            scale = noise_multiplier * 2 * RESOLUTION
-            quotient += int(noise.discrete_gaussian(scale, 1, address)[0])
-        return quotient * (along.bound / RESOLUTION)
+        return np.array([abs(projected) // along.step * (1 if projected > 0 else -1)], dtype=object)
 
     def _sum(self) -> list[int]:
         """Exact: whole numbers of at most RESOLUTION each, fewer than 2^36 of them."""

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterable
 from itertools import count
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, clipped_sum
-from pymc_dp.privacy.events import Gaussian, PoissonGaussian
+from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import Words, accounted_rate, check_rate, poisson_sample
@@ -19,6 +20,48 @@ MAX_UNITS = 2**36
 
 _MAX_NOISE_SCALE = 2.0**56
 _BOUND_RANGE = (1e-200, 1e200)
+
+
+Address = tuple[int, ...]
+
+
+def release(
+    counted: Callable[[Address], NDArray[Any]],
+    event: Event,
+    scale: float,
+    permit: Permit,
+    noise: NoiseSource,
+) -> NDArray[Any]:
+    """Whole numbers with discrete Gaussian noise: paid for first, then counted, then noised.
+
+    Every Gaussian release goes through here. What it promises is what its caller proves of the numbers: that
+    `event` covers noise of this scale.
+
+    Parameters
+    ----------
+    counted : callable
+        ``address ->`` whole numbers computed from records, shape (k,). Called once, after the permit is
+        taken; the address tells this release from all others.
+    event : Event
+        What it costs.
+    scale : float
+        Standard deviation of the noise; 0 for none.
+    permit : Permit
+        Must still contain the event.
+    noise : NoiseSource
+
+    Returns
+    -------
+    ndarray, shape (k,)
+
+    Raises
+    ------
+    PrivacyBudgetExceeded
+        If the permit does not cover this release; nothing has been counted then.
+    """
+    address = permit.take(event)
+    numbers = counted(address)
+    return numbers + noise.discrete_gaussian(scale, numbers.size, address) if scale > 0 else numbers
 
 
 def noisy_sum(
@@ -72,10 +115,14 @@ def noisy_sum(
     PrivacyBudgetExceeded
         If the permit does not cover this release; no term has been computed then.
     """
-    _check(dimension, bound, noise_multiplier, noise)
-    address = permit.take(Gaussian(noise_multiplier))
-    total = clipped_sum(terms, bound, dimension)
-    return _with_noise(total, dimension, bound, noise_multiplier, noise, address)
+    return noisy_total(
+        (clipped_sum(every, bound, dimension) for every in [terms]),
+        dimension=dimension,
+        bound=bound,
+        noise_multiplier=noise_multiplier,
+        permit=permit,
+        noise=noise,
+    )
 
 
 def noisy_total(
@@ -111,15 +158,18 @@ def noisy_total(
         As :func:`noisy_sum`.
     """
     _check(dimension, bound, noise_multiplier, noise)
-    address = permit.take(Gaussian(noise_multiplier))
-    total = np.zeros(dimension or 1, dtype=np.int64)
-    for part in parts:
-        total += part
-    return _with_noise(total, dimension, bound, noise_multiplier, noise, address)
+    total = release(
+        lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
+        Gaussian(noise_multiplier),
+        noise_multiplier * 2 * RESOLUTION,
+        permit,
+        noise,
+    )
+    return _in_units_of_terms(total, dimension, bound)
 
 
-def poisson_noisy_sum(
-    terms_of: Callable[[NDArray[np.int64]], Iterable[NDArray[np.float64]]],
+def poisson_noisy_total(
+    total_of: Callable[[NDArray[np.int64]], NDArray[np.int64]],
     *,
     units: int,
     sampling_rate: float,
@@ -142,8 +192,9 @@ def poisson_noisy_sum(
 
     Parameters
     ----------
-    terms_of : callable
-        ``units ->`` chunks of those units' terms; called once, after the permit is taken.
+    total_of : callable
+        ``units ->`` the :func:`~pymc_dp.privacy.clipping.clipped_sum` of those units' terms at this bound;
+        called once, after the permit is taken.
     units : int
         Public number of units.
     sampling_rate : float
@@ -163,13 +214,45 @@ def poisson_noisy_sum(
     """
     _check(dimension, bound, noise_multiplier, noise)
     check_rate("sampling_rate", sampling_rate)
-    address = permit.take(PoissonGaussian(noise_multiplier, accounted_rate(sampling_rate)))
-    sample = poisson_sample(units, sampling_rate, secret_words(noise, address))
-    total = clipped_sum(terms_of(sample), bound, dimension)
-    return _with_noise(total, dimension, bound, noise_multiplier, noise, address)
+    total = release(
+        lambda address: total_of(poisson_sample(units, sampling_rate, secret_words(noise, address))),
+        PoissonGaussian(noise_multiplier, accounted_rate(sampling_rate)),
+        noise_multiplier * 2 * RESOLUTION,
+        permit,
+        noise,
+    )
+    return _in_units_of_terms(total, dimension, bound)
 
 
-def secret_words(noise: NoiseSource, address: tuple[int, ...]) -> Words:
+def poisson_noisy_sum(
+    terms_of: Callable[[NDArray[np.int64]], Iterable[NDArray[np.float64]]],
+    *,
+    dimension: int | None = None,
+    bound: float,
+    **release_of: Any,
+) -> NDArray[np.float64]:
+    """The release of :func:`poisson_noisy_total`, from the sampled units' terms.
+
+    Parameters
+    ----------
+    terms_of : callable
+        ``units ->`` chunks of those units' terms; called once, after the permit is taken.
+    dimension, bound, units, sampling_rate, noise_multiplier, permit, noise
+        As in :func:`poisson_noisy_total`.
+
+    Returns
+    -------
+    ndarray, shape () or (dimension,)
+    """
+    return poisson_noisy_total(
+        lambda units: clipped_sum(terms_of(units), bound, dimension),
+        dimension=dimension,
+        bound=bound,
+        **release_of,
+    )
+
+
+def secret_words(noise: NoiseSource, address: Address) -> Words:
     """Uniform words from `noise`, different ones at every call."""
     calls = count()
     return lambda size: noise.words(size, (*address, next(calls)))
@@ -186,17 +269,9 @@ def _check(
     check_multiplier(noise_multiplier, noise)
 
 
-def _with_noise(
-    total: NDArray[np.int64],
-    dimension: int | None,
-    bound: float,
-    noise_multiplier: float,
-    noise: NoiseSource,
-    address: tuple[int, ...],
+def _in_units_of_terms(
+    total: NDArray[np.int64], dimension: int | None, bound: float
 ) -> NDArray[np.float64]:
-    scale = noise_multiplier * 2 * RESOLUTION
-    if scale > 0:
-        total += noise.discrete_gaussian(scale, total.size, address)
     released = total * np.float64(bound / RESOLUTION)
     return released if dimension is not None else released.reshape(())
 

@@ -1,0 +1,111 @@
+"""What algorithms ask of the records: a term for every unit, to be clipped and summed, or to be counted."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_dp.linalg import as_vectors
+
+if TYPE_CHECKING:
+    from pymc_dp.records.sums import LocalRecords
+
+Vector = NDArray[np.float64]
+Units = NDArray[np.int64]
+
+
+class Question(Protocol):
+    """A term for every unit, which may depend on that unit's records and on public numbers only.
+
+    Picklable: it travels to where the records are. It holds nothing of them.
+    """
+
+    @property
+    def dimension(self) -> int | None:
+        """Length of a unit's vector; None if it is a number."""
+        ...
+
+    def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:
+        """Chunks of the units' terms, shape (units,) or (units, dimension), in the units' order.
+
+        Private, and may overflow: to be drawn from :func:`in silence
+        <pymc_dp.privacy.clipping.in_silence>`. With `units`, those only.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class LogLikelihoodRatio:
+    r""":math:`\ell_i(\theta') - \ell_i(\theta)`.
+
+    Parameters
+    ----------
+    theta, proposal : ndarray, shape (d,)
+        θ and θ′, unconstrained.
+    """
+
+    theta: Vector
+    proposal: Vector
+    dimension = None
+
+    def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Question`."""
+        now, new = records.log_likelihoods([self.theta, self.proposal], units)
+        yield new - now
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    r""":math:`T\, W^\top \nabla \ell_i(\theta)`.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (d,)
+    W : ndarray, shape (d, d), optional
+        Coordinates :math:`\theta + W u`. Default: those of θ.
+    tempering : float
+        T; with coordinates only.
+    """
+
+    theta: Vector
+    W: Vector | None = None
+    tempering: float = 1.0
+
+    @property
+    def dimension(self) -> int:
+        """d."""
+        return len(self.theta)
+
+    def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Question`."""
+        for chunk in records.gradients(self.theta, units):
+            yield chunk if self.W is None else chunk @ (self.tempering * self.W)
+
+
+@dataclass(frozen=True, eq=False)
+class Hessian:
+    r""":math:`T\, W^\top \nabla^2 \ell_i(\theta)\, W` as a vector of the same Frobenius norm.
+
+    Parameters
+    ----------
+    theta, W, tempering
+        As in :class:`Gradient`.
+    """
+
+    theta: Vector
+    W: Vector
+    tempering: float = 1.0
+
+    @property
+    def dimension(self) -> int:
+        """d (d + 1) / 2."""
+        return len(self.theta) * (len(self.theta) + 1) // 2
+
+    def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Question`."""
+        if units is not None:
+            raise NotImplementedError("Hessians are computed of all units.")
+        for chunk in records.hessians(self.theta):
+            yield as_vectors(self.W.T @ chunk @ (self.tempering * self.W))

@@ -1,0 +1,177 @@
+"""Exact sums over the units: private whole numbers, the same wherever the records are."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.linalg import norms
+from pymc_dp.privacy.clipping import clipped_sum
+from pymc_dp.privacy.histogram import counts_of
+from pymc_dp.records.questions import Question, Units, Vector
+
+_KEPT_BYTES = 2**26
+"""Units' Hessians are kept while they fit in this; beyond, they are computed when needed."""
+
+
+class RecordSums(Protocol):
+    """Exact answers of the records. Private: nothing but a release may take them further.
+
+    Whole numbers of disjoint parts of the units add up exactly, so that a sum does not depend on where the
+    records are, nor on how they are divided up.
+    """
+
+    @property
+    def n_units(self) -> int:
+        """Number of units of privacy, public."""
+        ...
+
+    def total(self, of: Question, bound: float, units: Units | None = None) -> NDArray[np.int64]:
+        """Sum of the terms' integer images: :func:`~pymc_dp.privacy.clipping.clipped_sum`.
+
+        Parameters
+        ----------
+        of : Question
+        bound : float
+            Clipping bound in the Euclidean norm, public.
+        units : ndarray of int64, optional
+            A secret sample; default: all.
+        """
+        ...
+
+    def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
+        """How many units' terms have which size: :func:`~pymc_dp.privacy.histogram.counts_of`."""
+        ...
+
+
+class LastPoints:
+    """Terms at the points that were asked for last, for the chain that comes back to them.
+
+    Private: they never leave the process, and are left out of pickles.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Vector, Vector]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_kept": []}
+
+    def __call__(
+        self, compute: Callable[[Vector], Vector], points: Sequence[Vector]
+    ) -> list[Vector]:
+        """`compute` at each of the points, or what it was when it was asked last."""
+        for place, point in enumerate(points):
+            terms = next((t for p, t in self._kept if np.array_equal(p, point)), None)
+            # The newest first: of the last question's points, no more are kept than this one has.
+            self._kept = [
+                (point.copy(), compute(point) if terms is None else terms),
+                *(kept for kept in self._kept if kept[1] is not terms),
+            ][: max(len(points), place + 1)]
+        return [terms for _, terms in reversed(self._kept[: len(points)])]
+
+
+class LocalRecords:
+    """The records of this process: their sums, and for questions their terms.
+
+    Parameters
+    ----------
+    compiled : CompiledModel
+    derivatives : {0, 1, 2}
+        How many will be asked for; compiled now, so that what a model lacks is found before anything is paid.
+    n_units : int, optional
+        Units of all processes together, if these are some of them. Default: the model's.
+    """
+
+    def __init__(self, compiled: CompiledModel, derivatives: int = 0, n_units: int | None = None):
+        self.likelihood = compiled.likelihood
+        self._gradients = compiled.gradients if derivatives > 0 else None
+        self._hessians = compiled.hessians if derivatives > 1 else None
+        everyone = self.likelihood.n_units if n_units is None else n_units
+        self.keeps_hessians = 8 * everyone * compiled.d * (compiled.d + 1) // 2 <= _KEPT_BYTES
+        self._line = compiled.curvature if derivatives > 1 and not self.keeps_hessians else None
+        self.first_unit = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._last, self._latest, self.held = LastPoints(), None, None
+        self._latest: tuple[Vector, list[Vector]] | None = None
+        self.held: Any = None
+        """Whatever a question wants to find again. Private, not pickled."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None, "held": None}
+
+    def of_data(
+        self,
+        data: Sequence[NDArray[Any]],
+        unit_of_record: NDArray[np.int64] | None = None,
+        first_unit: int = 0,
+    ) -> "LocalRecords":
+        """The same functions for other records, of which the first unit has this number among all.
+
+        Parameters
+        ----------
+        data, unit_of_record
+            As in :meth:`RecordLikelihood.of_data <pymc_dp.likelihood.records.RecordLikelihood.of_data>`.
+        first_unit : int
+        """
+        other = copy.copy(self)
+        other._forget()
+        other.likelihood, other.first_unit = (
+            self.likelihood.of_data(data, unit_of_record),
+            first_unit,
+        )
+        for name in ("_gradients", "_hessians", "_line"):
+            derivatives = getattr(self, name)
+            if derivatives is not None:
+                setattr(other, name, derivatives.of(other.likelihood))
+        return other
+
+    @property
+    def n_units(self) -> int:
+        """Number of units of privacy."""
+        return self.likelihood.n_units
+
+    def total(self, of: Question, bound: float, units: Units | None = None) -> NDArray[np.int64]:
+        """See :class:`RecordSums`."""
+        return clipped_sum(of.terms(self, units), bound, of.dimension)
+
+    def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
+        """See :class:`RecordSums`."""
+        sizes = map(norms if of.dimension is not None else np.abs, of.terms(self))
+        return counts_of(sizes, bins_per_octave)
+
+    # -- terms, for questions -----------------------------------------------------------------------
+
+    def log_likelihoods(
+        self, points: Sequence[Vector], units: Units | None = None
+    ) -> list[Vector]:
+        r""":math:`\ell_i` at some points, each of shape (units,). Not to be changed in place."""
+        if units is not None:
+            return [self.likelihood.of_units(point, units) for point in points]
+        return self._last(self.likelihood, points)
+
+    def gradients(self, theta: Vector, units: Units | None = None) -> Iterator[Vector]:
+        r"""Chunks of :math:`\nabla\ell_i`, shape (units, d)."""
+        return _asked(self._gradients)(theta, units)
+
+    def hessians(self, theta: Vector) -> Iterable[Vector]:
+        r"""Chunks of :math:`\nabla^2\ell_i`, shape (units, d, d). Not to be changed in place."""
+        if not self.keeps_hessians:
+            return _asked(self._hessians)(theta)
+        if self._latest is None or not np.array_equal(self._latest[0], theta):
+            self._latest = theta.copy(), list(_asked(self._hessians)(theta))
+        return self._latest[1]
+
+    def curvature_along(self, theta: Vector, v: Vector) -> Vector:
+        r""":math:`v^\top \nabla^2\ell_i\, v`, shape (units,), where Hessians are too many to keep."""
+        return _asked(self._line)(theta, v)
+
+
+def _asked(function: Any) -> Any:
+    if function is None:
+        raise RuntimeError("The records were not prepared for this question.")
+    return function
