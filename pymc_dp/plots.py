@@ -15,7 +15,7 @@ from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.report import privacy_report
-from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.host import PrivateStep
 from pymc_dp.tradeoff import Tradeoff, tradeoff
 
 if TYPE_CHECKING:

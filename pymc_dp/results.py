@@ -13,7 +13,8 @@ from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing, stamp
 from pymc_dp.privacy.events import from_json
-from pymc_dp.steps.base import OWN_STATS, STATS, PrivateStep, guarantee_of_run, step_of_run
+from pymc_dp.steps.host import RELEASABLE_STATS, PrivateStep
+from pymc_dp.steps.run import guarantee_of_run, step_of_run
 
 _log = logging.getLogger("pymc.dp")
 
@@ -70,7 +71,7 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
     for draws, statistics in _DRAWS.items():
         if statistics in groups:
             kept[draws] = _only(groups[draws], allowed, private_dims)
-            kept[statistics] = _only(groups[statistics], (*STATS, *OWN_STATS), private_dims)
+            kept[statistics] = _only(groups[statistics], RELEASABLE_STATS, private_dims)
     if "constant_data" in groups:
         constants = _only(groups["constant_data"], allowed, private_dims)
         if constants.data_vars:
@@ -144,7 +145,7 @@ def identify(groups: Mapping[str, xr.Dataset]) -> Carried:
                 "These draws were not made by a private step: they have no privacy statistics. "
                 "Sample with `pymc_dp.sample(...)` or `pm.sample(step=pymc_dp.DPPenalty(...))`."
             )
-        strangers = sorted(set(map(str, stats.data_vars)) - {*STATS, *OWN_STATS})
+        strangers = sorted(set(map(str, stats.data_vars)) - RELEASABLE_STATS)
         if strangers:
             raise PrivacyError(
                 f"Another step method took part in this run (its statistics: {strangers}). It read "

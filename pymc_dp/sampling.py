@@ -17,7 +17,7 @@ from pymc_dp.plan import plan
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.results import release, still_chains
 from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
@@ -156,15 +156,7 @@ def _diagnose(safe: Any, step: PrivateStep) -> None:
     """Say how the chains did: functions of released draws, statistics and settings."""
     groups = groups_of(safe)
     statistics = groups["sample_stats"]
-    parts = [f"acceptance {float(statistics['accept_rate'].mean()):.2f}"]
-    measured = step.guarantee.measured
-    if "tilt" in measured:
-        parts[0] += f" (privacy noise alone: {measured['expected_acceptance']:.2f})"
-        parts.append(f"tilt {measured['tilt']:.2f} posterior sds")
-        share = min(max(float(measured["clipped_share"]), 0.0), 1.0)
-        parts.append(
-            f"clipped {100 * share:.1f} ± {100 * float(measured['clipped_share_sd']):.1f} %"
-        )
+    parts = [f"acceptance {float(statistics['accept_rate'].mean()):.2f}", *step.summary()]
     if statistics.sizes["draw"] >= _ENOUGH_TO_JUDGE:
         # Of the chain itself: what is added to its draws afterwards is independent, and flatters.
         own = groups.get("unadjusted_posterior", groups["posterior"])
@@ -244,11 +236,4 @@ def _split_keywords(
 
 
 def _parameters(step_type: type) -> set[str]:
-    """Parameters of a class' ``__init__``, and of its parent's if it passes keywords on."""
-    found: set[str] = set()
-    for cls in step_type.__mro__:
-        own = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
-        found |= {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
-        if all(p.kind is not p.VAR_KEYWORD for p in own.values()):
-            break
-    return found
+    return set(inspect.signature(step_type).parameters)

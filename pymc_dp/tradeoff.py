@@ -25,8 +25,8 @@ from pymc_dp.likelihood.nodes import all_data_nodes, data_nodes, shapes_of_data
 from pymc_dp.mmd import stacked
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.sampling import sample
-from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.settings import check_finite_epsilon
+from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.run import check_finite_epsilon
 
 _OWN = ("epsilon", "ledger", "noise", "noise_multiplier")
 _REFERENCE = {"draws": 1000, "tune": 1000, "chains": 2}

@@ -1,26 +1,11 @@
-"""The released anchor, and the private residuals that it leaves."""
+"""The released anchor."""
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pymc_dp.anchor.matrices import (
-    Vector,
-    as_vectors,
-    clip,
-    norms,
-    product_covariance,
-    shrink,
-    subtract_terms,
-)
-from pymc_dp.likelihood.compiled import CompiledModel
-
-_KEPT_BYTES = 2**26
-"""Units' Hessians are kept while they fit in this; beyond, they are computed when needed."""
+from pymc_dp.linalg import Vector, product_covariance
 
 
 @dataclass(frozen=True)
@@ -154,113 +139,3 @@ class Anchor:
         shift -= np.linalg.solve(P, slope + self.gradient)
         values, vectors = np.linalg.eigh(np.linalg.inv(Q) - np.linalg.inv(P))
         return shift, np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
-
-
-class Expansion:
-    """Units' tempered log-likelihoods and their derivatives in the coordinates of an anchor. Private.
-
-    May overflow: to be drawn from by a release, which does so :func:`in silence
-    <pymc_dp.privacy.clipping.in_silence>`.
-    """
-
-    def __init__(
-        self,
-        compiled: CompiledModel,
-        tempering: float = 1.0,
-    ):
-        self._likelihood, self._tempering = compiled.likelihood, tempering
-        self.n_units = self._likelihood.n_units
-        self._gradients, self._hessians = compiled.gradients, compiled.hessians
-        d = compiled.d
-        self.keeps_hessians = 8 * self.n_units * d * (d + 1) // 2 <= _KEPT_BYTES
-        self._line = None if self.keeps_hessians else compiled.curvature
-        self._latest: tuple[Vector, list[Vector]] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None}
-
-    def log_likelihood(self, theta: Vector) -> Vector:
-        r""":math:`T \ell_i`, shape (units,)."""
-        values = self._likelihood(theta)
-        if self._tempering != 1:
-            values *= self._tempering
-        return values
-
-    def gradients(self, theta: Vector, W: Vector) -> Iterator[Vector]:
-        r"""Chunks of :math:`T W^\top \nabla\ell_i`."""
-        for chunk in self._gradients(theta):
-            yield chunk @ (self._tempering * W)
-
-    def hessians(self, theta: Vector, W: Vector) -> Iterator[Vector]:
-        r"""Chunks of :math:`T W^\top \nabla^2\ell_i W` as vectors of the same Frobenius norm."""
-        for chunk in self._hessian_chunks(theta):
-            yield as_vectors(W.T @ chunk @ (self._tempering * W))
-
-    def _hessian_chunks(self, theta: Vector) -> Iterable[Vector]:
-        if not self.keeps_hessians:
-            return self._hessians(theta)
-        if self._latest is None or not np.array_equal(self._latest[0], theta):
-            self._latest = theta.copy(), list(self._hessians(theta))
-        return self._latest[1]
-
-    def curvature_along(self, theta: Vector, v: Vector) -> Vector:
-        """Second derivative of every unit's term along v, where Hessians are too many to keep."""
-        if self._line is None:
-            raise RuntimeError("Hessians are kept; take their products.")
-        along = self._line(theta, v)
-        return along if self._tempering == 1 else self._tempering * along
-
-
-class Residuals:
-    r"""Units' residuals :math:`h_i(u)` of an anchor. Private: never leave the process, not pickled.
-
-    Units' terms of the anchor are kept, one column of numbers for each entry of their gradients and
-    Hessians; in single precision, which is as fine as the grid that their sums are released on. Where
-    the Hessians are too many to keep (64 MiB), second derivatives along the move are computed instead.
-
-    Parameters
-    ----------
-    expansion : Expansion
-    anchor : Anchor
-    """
-
-    def __init__(self, expansion: Expansion, anchor: Anchor):
-        self._expansion, self._anchor = expansion, anchor
-        self._kept: tuple[Vector, NDArray[np.float32], Vector | None] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}
-
-    def __call__(self, u: Vector) -> Vector:
-        """Residual of every unit, shape (units,). May contain NaN: clip before use."""
-        a = self._anchor
-        if self._kept is None:
-            self._kept = self._prepare()
-        at_zero, columns, factors = self._kept
-        h, v = self._expansion.log_likelihood(a.to_theta(u)), u
-        if a.order == 2 and factors is None:
-            v = np.append(u, as_vectors(np.outer(u, u)) / 2)
-        subtract_terms(h, at_zero, columns, v)
-        if a.order == 1:
-            # A public share of the curvature, the same for all, added back by `log_ratio`.
-            h += (u @ a.curvature @ u) / (2 * len(h))
-        elif factors is not None:
-            along = self._expansion.curvature_along(a.theta0, a.W @ u)
-            along *= factors
-            h -= along
-        return h
-
-    def _prepare(self) -> tuple[Vector, NDArray[np.float32], Vector | None]:
-        """Log-likelihoods at the anchor, gradients and Hessians, or half the factors that clip these."""
-        a, expansion = self._anchor, self._expansion
-        gradients = expansion.gradients(a.theta0, a.W)
-        terms = [np.concatenate([clip(chunk, a.gradient_clip) for chunk in gradients])]
-        factors = None
-        if a.order == 2 and expansion.keeps_hessians:
-            chunks = expansion.hessians(a.theta0, a.W)
-            terms.append(np.concatenate([clip(chunk, a.hessian_clip) for chunk in chunks]))
-        elif a.order == 2:
-            sizes = map(norms, expansion.hessians(a.theta0, a.W))
-            factors = np.concatenate([shrink(size, a.hessian_clip) / 2 for size in sizes])
-        columns = np.ascontiguousarray(np.hstack(terms).T, dtype=np.float32)
-        return expansion.log_likelihood(a.theta0), columns, factors

@@ -1,23 +1,18 @@
 """Newton steps towards a mode, from noisy gradients and curvatures alone."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
-from pymc_dp.anchor.matrices import Vector, floored, inverse_root
+from pymc_dp.anchor.looks import Looks
+from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.linalg import Vector, floored, inverse_root
 
-QUADRATIC = 0.35
-"""A record's log-likelihood looks quadratic over about this many times √n posterior standard deviations."""
-
-
-# Searches that arrived, on real data (six regressions, unscaled covariates among them), were never twice
-# as far from the mode as at first. One that is so many times as far, or as a record's own scale √n if that
-# is more, has diverged; left alone, it was seen to end at 1e40.
-_LOST = 100.0
-# A precision that says nothing, in coordinates in which the posterior's is about one.
 _LEAST = 1e-9
+"""A precision that says nothing, in coordinates in which the posterior's is about one."""
 
 
 class SearchLost(PrivacyError):
@@ -62,7 +57,7 @@ class NewtonSearch:
         self._log_public = log_public
         # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
         self._trust, self._predicted = math.sqrt(n_units), np.zeros(len(theta))
-        self._furthest = _LOST * math.sqrt(n_units)
+        self._furthest = SETTINGS.lost * math.sqrt(n_units)
 
     def step(self, gradient: Vector, sd: float, M: Vector, sd_M: float) -> None:
         """Make a step, and whiten.
@@ -99,7 +94,7 @@ class NewtonSearch:
         step = np.linalg.solve(known + kept @ J, slope + kept @ gradient)
         self.length = math.sqrt(float(step @ P @ step))
         if self.rounds == 0:  # with covariates of any scale it may begin anywhere
-            self._furthest = max(self._furthest, _LOST * self.length)
+            self._furthest = max(self._furthest, SETTINGS.lost * self.length)
         if not self.length <= self._furthest:
             raise SearchLost(
                 f"after {self.rounds + 1} steps it was {self.length:.3g} posterior standard deviations away, "
@@ -115,6 +110,62 @@ class NewtonSearch:
         else:
             self._trust, self.travelled = self._trust / 4, math.inf
         self.W, self.rounds = W @ root, self.rounds + 1
+
+
+def find_mode(
+    looks: Looks,
+    log_public: PublicLogDensity,
+    start: Vector,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> NewtonSearch:
+    """Private Newton steps within a trust region, each as dear as what the noise of the one before asks for.
+
+    Parameters
+    ----------
+    looks : Looks
+        What pays for them: :attr:`AnchorSettings.mode <pymc_dp.anchor.settings.AnchorSettings.mode>`, at most.
+    log_public : PublicLogDensity
+    start : ndarray, shape (d,)
+        Public.
+    on_progress : callable, optional
+        Told how far the search is. Gets public text only.
+
+    Returns
+    -------
+    NewtonSearch
+        Where it has come to.
+
+    Raises
+    ------
+    SearchLost
+        If it did not arrive.
+    """
+    s, measure = SETTINGS, looks.measure
+    d, root_n, share = len(start), math.sqrt(measure.n_units), s.first_step
+    search = NewtonSearch(start, measure.n_units, log_public)
+    spent_before, last, of_sizes = measure.spent, False, 2 * s.search_sizes
+    while True:
+        if last:
+            share = min(s.last_step, s.mode - (measure.spent - spent_before) - of_sizes)
+        search.step(*looks.both(search.theta, search.W, share))
+        length, travelled, error = search.length, search.travelled, search.error
+        on_progress(f"step {search.rounds} towards the mode, about {length:.3g} sds away")
+        if last:
+            if length - travelled > 2 * s.quadratic * root_n:
+                raise SearchLost(
+                    f"it ended {length:.3g} posterior standard deviations away, and took "
+                    f"{search.rounds} steps to get there"
+                )
+            return search
+        # From afar a rough direction will do; nearby, the place is wanted to a fraction of an sd.
+        left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
+        tolerable = max(0.7, 0.5 * left / math.sqrt(d))
+        share = float(np.clip(share * (error / tolerable) ** 2, s.smallest_step, s.largest_step))
+        close = min(2 * float(np.clip(error, 0.25, 1.0)) * math.sqrt(d), s.quadratic * root_n)
+        spent = measure.spent - spent_before
+        nearly_used_up = spent + share + 2 * of_sizes > s.mode - s.last_step
+        settled = search.rounds >= 3 and length < close and search.change < s.settled
+        last = settled or nearly_used_up
 
 
 def prior_precision(log_public: PublicLogDensity, theta: Vector, W: Vector) -> Vector:

@@ -14,7 +14,7 @@ import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
 
-from pymc_dp.anchor.matrices import norms
+from pymc_dp.linalg import norms
 from pymc_dp.anchor.model import Expansion
 from pymc_dp.checks import fraction, whole
 from pymc_dp.exceptions import (

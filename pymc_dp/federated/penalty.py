@@ -26,7 +26,7 @@ from pymc_dp.federated.agreement import Ask, Offers, Vector, summed
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.privacy.noisy_sum import noise_sd
-from pymc_dp.steps.penalty import penalty_test
+from pymc_dp.steps.acceptance import penalty_test
 
 _STATS: dict[str, tuple[Any, list[int]]] = {
     "accepted": (bool, []),

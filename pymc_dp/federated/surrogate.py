@@ -12,7 +12,7 @@ import pytensor.tensor as pt
 from pymc.model.fgraph import clone_model
 
 from pymc_dp.anchor.build import balanced_bound
-from pymc_dp.anchor.matrices import as_matrix, floored, inverse_root
+from pymc_dp.linalg import as_matrix, floored, inverse_root
 from pymc_dp.anchor.search import QUADRATIC, NewtonSearch, SearchLost, prior_precision
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.federated.agreement import (
@@ -233,7 +233,7 @@ class _Search:
         sizes, per_octave = self._ask(f"{kind}_sizes", at), BINS_PER_OCTAVE[f"{kind}_sizes"]
         lengths, bounds, sds = {"gradient": d, "hessian": d * (d + 1) // 2}, [], []
         for part, name in enumerate(lengths):
-            histogram = PrivateHistogram.of_counts(
+            histogram = PrivateHistogram(
                 summed(sizes, f"{name}s", (count_of_bins(per_octave),)),
                 count_sd(self._offers.multiplier(f"{kind}_sizes", part)),
                 per_octave,

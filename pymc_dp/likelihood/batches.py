@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_dp.likelihood.roles import Roles
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -47,6 +49,10 @@ class UnitChunks:
             order = np.argsort(unit_of_record, kind="stable")
             firsts = np.concatenate([[0], np.cumsum(np.bincount(unit_of_record))])
             self._by_unit = order, firsts
+
+    def of_records(self, roles: Roles) -> "UnitChunks":
+        """Chunks of the same size for other records."""
+        return UnitChunks(roles.unit_of_record, roles.n_records, self._size)
 
     def all(self) -> Iterator[Chunk]:
         """Every unit once."""

@@ -1,5 +1,6 @@
 """Second derivatives of the per-unit log-likelihoods."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,13 @@ class UnitHessians:
             ) from None
         fitting = int(np.clip(_CHUNK_BYTES // (8 * d * d), 64, likelihood.chunk_size))
         self._chunks = UnitChunks(roles.unit_of_record, roles.n_records, fitting)
+
+    def of(self, likelihood: RecordLikelihood) -> "UnitHessians":
+        """The same compiled functions for the records of another likelihood of the same graph."""
+        other = copy.copy(self)
+        other._likelihood = likelihood
+        other._chunks = self._chunks.of_records(likelihood.roles)
+        return other
 
     def __call__(self, theta: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
         """Hessians of one chunk of units after the other.
@@ -148,6 +156,14 @@ class DirectionalCurvature:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_theta": None, "_known": {}}
+
+    def of(self, likelihood: RecordLikelihood) -> "DirectionalCurvature":
+        """The same compiled functions for the records of another likelihood of the same graph."""
+        other = copy.copy(self)
+        other._likelihood = likelihood
+        other._chunks = self._chunks.of_records(likelihood.roles)
+        other._theta, other._known = None, {}
+        return other
 
     def __call__(self, theta: NDArray[np.float64], v: NDArray[np.float64]) -> NDArray[np.float64]:
         """Second derivative of each unit's term at `theta` along `v`, shape (units,)."""

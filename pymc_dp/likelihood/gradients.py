@@ -1,5 +1,6 @@
 """Gradients of the per-unit log-likelihoods, one vector per unit of privacy."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -100,6 +101,13 @@ class UnitGradients:
                 f"The likelihood of {graph.observed} has no gradient (a black-box operation, "
                 "perhaps). Use a step that needs ratios only: DPPenalty."
             )
+
+    def of(self, likelihood: RecordLikelihood) -> "UnitGradients":
+        """The same compiled functions for the records of another likelihood of the same graph."""
+        other = copy.copy(self)
+        other._likelihood = likelihood
+        other._chunks = self._chunks.of_records(likelihood.roles)
+        return other
 
     def __call__(
         self, theta: NDArray[np.float64], units: NDArray[np.int64] | None = None

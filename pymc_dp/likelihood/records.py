@@ -123,7 +123,7 @@ class RecordLikelihood:
             ),
         )
         other._data = list(data)
-        other._chunks = UnitChunks(unit_of_record, n, self.chunk_size)
+        other._chunks = self._chunks.of_records(other.roles)
         return other
 
     def __call__(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -311,20 +311,29 @@ def _rounded_up(epsilon: float) -> float:
     return epsilon and epsilon * (1 + _RELATIVE_MARGIN) + _ABSOLUTE_MARGIN
 
 
-def spending_curve(events: tuple[Event, ...], iterations: int, delta: float) -> NDArray[np.float64]:
-    """ε after 1, 2, …, `iterations` repetitions of `events`, each at `delta`.
+def spending_curve(
+    events: tuple[Event, ...], iterations: int, delta: float, once: tuple[Event, ...] = ()
+) -> NDArray[np.float64]:
+    """ε after `once` and 1, 2, …, `iterations` repetitions of `events`, each at `delta`.
 
     Laplace releases are added by basic composition. With sampled releases among them, the cost of
     some numbers of repetitions is computed, the last included, and stands for all numbers up to it.
     """
     k = np.arange(1, iterations + 1)
-    if not all(isinstance(e, Gaussian | Laplace) for e in events):
+    if not all(isinstance(e, Gaussian | Laplace) for e in (*once, *events)):
         points = np.unique(np.geomspace(1, iterations, _CURVE_POINTS).round().astype(int))
-        cost = np.array([composed_epsilon(times(events, int(n)), delta) for n in points])
+        cost = np.array([composed_epsilon((*once, *times(events, int(n))), delta) for n in points])
         # What more repetitions cost at most, fewer do.
         cost = np.minimum.accumulate(cost[::-1])[::-1]
         return np.asarray(cost[np.searchsorted(points, k)])
-    mu = gaussian_mu(e for e in events if isinstance(e, Gaussian))
-    others = [e for e in events if isinstance(e, Laplace)]
-    pure = sum(e.count / e.noise_multiplier if e.noise_multiplier else math.inf for e in others)
-    return np.asarray(gaussian_epsilon(mu * np.sqrt(k), delta)) + k * pure
+    mu, first = (gaussian_mu(e for e in some if isinstance(e, Gaussian)) for some in (events, once))
+    pure, at_first = (
+        sum(
+            e.count / e.noise_multiplier if e.noise_multiplier else math.inf
+            for e in some
+            if isinstance(e, Laplace)
+        )
+        for some in (events, once)
+    )
+    total = np.hypot(first, mu * np.sqrt(k))
+    return np.asarray(gaussian_epsilon(total, delta)) + at_first + k * pure

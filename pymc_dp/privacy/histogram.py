@@ -30,51 +30,19 @@ _OCTAVES_TOGETHER = 3
 
 
 class PrivateHistogram:
-    r"""Noisy counts of the units' sizes in bins of equal ratio.
-
-    **Neighbouring relation**: substitute-one: one unit leaves a bin and enters another.
-    **Sensitivity**: √2 in L2 norm. **Guarantee**: one ``Gaussian(noise_multiplier)`` event; exact
-    integer counts and discrete Gaussian noise (Canonne, Kamath and Steinke, 2020).
+    """What noisy counts say of the units' sizes. Post-processing of :func:`noisy_counts`.
 
     Parameters
     ----------
-    sizes : iterable of ndarray
-        Chunks of the units' sizes; nothing is drawn from it before the permit is taken. NaN counts
-        as the smallest, infinity as the largest size.
+    counts : ndarray, shape (bins,)
+        Of bins of equal ratio, with noise.
+    sd : float
+        The noise's standard deviation in each.
     bins_per_octave : int
         How many bins between a size and its double.
-    noise_multiplier : float
-        z: standard deviation of a count's noise / √2.
-    permit : Permit
-        Covers the event.
-    noise : NoiseSource
     """
 
-    def __init__(
-        self,
-        sizes: Iterable[NDArray[np.float64]],
-        *,
-        bins_per_octave: int,
-        noise_multiplier: float,
-        permit: Permit,
-        noise: NoiseSource,
-    ):
-        counts = noisy_counts(
-            lambda: counts_of(sizes, bins_per_octave),
-            noise_multiplier=noise_multiplier, permit=permit, noise=noise,
-        )  # fmt: skip
-        self._read(counts, count_sd(noise_multiplier), bins_per_octave)
-
-    @classmethod
-    def of_counts(
-        cls, counts: NDArray[np.float64], sd: float, bins_per_octave: int
-    ) -> "PrivateHistogram":
-        """A histogram of counts that are noised already, with noise of standard deviation `sd`."""
-        histogram = cls.__new__(cls)
-        histogram._read(counts, sd, bins_per_octave)
-        return histogram
-
-    def _read(self, counts: NDArray[np.float64], sd: float, bins_per_octave: int) -> None:
+    def __init__(self, counts: NDArray[np.float64], sd: float, bins_per_octave: int):
         self._sd = sd
         self._first, self._counts = _significant_range(counts, sd, bins_per_octave)
         self._edges = 2.0 ** (np.arange(len(counts) + 1) / bins_per_octave + _LOWEST)
@@ -124,15 +92,22 @@ def noisy_counts(
     permit: Permit,
     noise: NoiseSource,
 ) -> NDArray[np.float64]:
-    """The release behind a :class:`PrivateHistogram`: noisy counts of all bins, shape (bins,).
+    """Noisy counts of the units' sizes in bins of equal ratio, shape (bins,).
+
+    **Neighbouring relation**: substitute-one: one unit leaves a bin and enters another.
+    **Sensitivity**: √2 in L2 norm. **Guarantee**: one ``Gaussian(noise_multiplier)`` event; exact
+    integer counts and discrete Gaussian noise (Canonne, Kamath and Steinke, 2020).
 
     Parameters
     ----------
     counts : callable
         ``() ->`` :func:`counts_of` of all units, in which each unit is in one bin. Called once, after the
         permit is taken.
-    noise_multiplier, permit, noise
-        As in :class:`PrivateHistogram`, which says what it guarantees.
+    noise_multiplier : float
+        z: standard deviation of a count's noise / √2.
+    permit : Permit
+        Covers the event.
+    noise : NoiseSource
     """
     check_multiplier(noise_multiplier, noise)
     released = release(

@@ -215,7 +215,9 @@ def poisson_noisy_total(
     _check(dimension, bound, noise_multiplier, noise)
     check_rate("sampling_rate", sampling_rate)
     total = release(
-        lambda address: total_of(poisson_sample(units, sampling_rate, secret_words(noise, address))),
+        lambda address: total_of(
+            poisson_sample(units, sampling_rate, secret_words(noise, address))
+        ),
         PoissonGaussian(noise_multiplier, accounted_rate(sampling_rate)),
         noise_multiplier * 2 * RESOLUTION,
         permit,

@@ -63,14 +63,12 @@ class LastPoints:
         self, compute: Callable[[Vector], Vector], points: Sequence[Vector]
     ) -> list[Vector]:
         """`compute` at each of the points, or what it was when it was asked last."""
-        for place, point in enumerate(points):
+        found = []
+        for point in points:
             terms = next((t for p, t in self._kept if np.array_equal(p, point)), None)
-            # The newest first: of the last question's points, no more are kept than this one has.
-            self._kept = [
-                (point.copy(), compute(point) if terms is None else terms),
-                *(kept for kept in self._kept if kept[1] is not terms),
-            ][: max(len(points), place + 1)]
-        return [terms for _, terms in reversed(self._kept[: len(points)])]
+            found.append(compute(point) if terms is None else terms)
+        self._kept = [(p.copy(), t) for p, t in zip(points, found, strict=True)]
+        return found
 
 
 class LocalRecords:
@@ -96,7 +94,7 @@ class LocalRecords:
         self._forget()
 
     def _forget(self) -> None:
-        self._last, self._latest, self.held = LastPoints(), None, None
+        self._last = LastPoints()
         self._latest: tuple[Vector, list[Vector]] | None = None
         self.held: Any = None
         """Whatever a question wants to find again. Private, not pickled."""
@@ -146,9 +144,7 @@ class LocalRecords:
 
     # -- terms, for questions -----------------------------------------------------------------------
 
-    def log_likelihoods(
-        self, points: Sequence[Vector], units: Units | None = None
-    ) -> list[Vector]:
+    def log_likelihoods(self, points: Sequence[Vector], units: Units | None = None) -> list[Vector]:
         r""":math:`\ell_i` at some points, each of shape (units,). Not to be changed in place."""
         if units is not None:
             return [self.likelihood.of_units(point, units) for point in points]

@@ -20,19 +20,19 @@ normal approximation invariant, and random walks, at random.
 import logging
 import math
 import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-import pymc as pm
-from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
-from scipy.special import ndtr
 
 from pymc_dp.anchor.build import build_anchor
-from pymc_dp.anchor.model import Anchor, Expansion, Residuals
-from pymc_dp.anchor.search import QUADRATIC, SearchLost
+from pymc_dp.anchor.model import Anchor
+from pymc_dp.anchor.residuals import Expansion, ResidualRatio
+from pymc_dp.anchor.search import SearchLost
+from pymc_dp.anchor.settings import SETTINGS
+from pymc_dp.anchor.verdict import NOT_ARRIVED, judge, report
 from pymc_dp.checks import fraction
 from pymc_dp.exceptions import (
     NoAnchorError,
@@ -40,39 +40,19 @@ from pymc_dp.exceptions import (
     PrivacyError,
     UnsupportedModelError,
 )
-from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.privacy.accounting import composed_epsilon, gaussian_epsilon
-from pymc_dp.privacy.calibration import calibrate_noise
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
-from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
-from pymc_dp.steps.base import STATS, PrivateStep, PrivateStepState, register_guarantee
-from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
-from pymc_dp.steps.settings import Vector
+from pymc_dp.records.measurements import PaidMeasurements
+from pymc_dp.records.shards import Shards
+from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
+from pymc_dp.steps.host import STATS, PrivateStep, PrivateStepState
+from pymc_dp.steps.run import RunSettings, remember
 
 _log = logging.getLogger("pymc.dp")
-
-# Autoregressive, random walk, short random walk.
-_KERNELS = (0.5, 0.3, 0.2)
-_SHORT = 0.4
-_SHORT_AUTOREGRESSIVE = 0.15
-# The anchor is no guide beyond this many typical distances, and the target may not even be proper.
-_RADIUS = 10.0
-# Shares of units that are clipped in a typical move: draws get doubtful, and worthless.
-_CLIPPED_WARNING, _CLIPPED_REFUSAL = 0.01, 0.10
-# Likewise how far the anchor disagrees with itself, in standard deviations.
-_SURPRISE_WARNING, _SURPRISE_REFUSAL = 3.0, 5.0
-
-
-_NOT_ARRIVED = "The private search for the posterior's mode did not arrive"
-
-
-class _OfNoUse(Exception):
-    """Why an anchor is of no use."""
 
 
 @dataclass_state
@@ -92,22 +72,17 @@ class DPAnchored(PrivateStep):
     ----------
     vars : list, optional
         All free variables, if given: a private step shares its chain with no other.
-    draws, tune, chains : int
-        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
-        costs budget, tuning included; nothing is tuned, but its draws are dropped.
-    epsilon, delta : float, optional
-        The budget of the whole run, the anchor included. `delta` defaults to the ledger's, or to
-        0.1 / units without one.
     anchor_share : float
         Part of the budget (of μ²) that the anchor gets, the chains getting the rest.
     noise_aware : bool
         Spread the draws by what the anchor's own noise adds to the uncertainty, so that intervals
         cover as they should. Otherwise they are draws from a posterior around a slightly wrong
         place.
-    tempering : float, optional
-        T: the posterior's log-likelihood is multiplied by it. Default 1.
-    unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
+    tempering, shards
         As in :class:`~pymc_dp.DPPenalty`.
+    draws, tune, chains, epsilon, delta, **run
+        As in :class:`~pymc_dp.steps.run.RunSettings`. The anchor is part of what the budget pays; nothing is
+        tuned, but tuning draws are dropped.
 
     Raises
     ------
@@ -133,106 +108,56 @@ class DPAnchored(PrivateStep):
     """
 
     name = "dp_anchored"
+    own_stats = ("unadjusted",)
     _state_class = DPAnchoredState
 
     def __init__(
         self,
         vars: Sequence[Any] | None = None,
         *,
-        draws: int,
-        tune: int = 0,
-        chains: int,
-        epsilon: float | None = None,
-        delta: float | None = None,
         anchor_share: float = 0.98,
         noise_aware: bool = True,
-        tempering: float | None = None,
-        unit: str | int | ArrayLike | None = None,
-        public: Sequence[str] = (),
-        ledger: PrivacyLedger | None = None,
-        noise: NoiseSource | None = None,
-        chunk_size: int | None = None,
-        model: pm.Model | CompiledModel | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        rng: Any = None,
-        blocked: bool = True,
+        tempering: float = 1.0,
+        shards: Shards | None = None,
+        **run: Unpack[RunSettings],
     ):
-        self._anchor_share = fraction("anchor_share", anchor_share)
+        anchor_share = fraction("anchor_share", anchor_share)
         self._noise_aware = bool(noise_aware)
-        self._tempering = (
-            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
-        )
-        self.anchor: Anchor | None = None
-        self._current: tuple[Vector, Vector] | None = None
-        super().__init__(
-            vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=None,
-            unit=unit,
-            public=public,
-            ledger=ledger,
-            noise=noise,
-            chunk_size=chunk_size,
-            model=model,
-            compile_kwargs=compile_kwargs,
-            rng=rng,
-            blocked=blocked,
-        )
-        try:
-            self._expansion = Expansion(self.compiled, self._tempering)
-        except UnsupportedModelError as error:
-            raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
-        if self.guarantee.valid:
-            k = np.arange(1, self.iterations + 1)
-            mu = np.hypot(1 / self._z_anchor, np.sqrt(k) / self._z)
-            self._spent = np.asarray(gaussian_epsilon(mu, self._delta))
-        self.u = np.zeros(self.compiled.d)
-        self.stats_dtypes_shapes = {
-            **STATS,
-            "unadjusted": (np.dtype((np.float64, self.u.shape)), list(self.u.shape)),
-        }
-        # The host reads both.
-        self.stats_dtypes = [{k: dtype for k, (dtype, _) in self.stats_dtypes_shapes.items()}]
-
-    def _check_budget(self, epsilon: float | None, noise_multiplier: float | None) -> None:
-        if epsilon is None:
-            raise PrivacyConfigurationError(
-                "DPAnchored needs a budget: `epsilon`, and `delta` if not 0.1 / units."
-            )
-        super()._check_budget(epsilon, noise_multiplier)
-
-    def _configure(self, d: int) -> None:
+        self._tempering = fraction("tempering", tempering, one_allowed=True)
+        super().__init__(vars, instead={}, shards=shards, **run)
+        d = self.compiled.d
         if d * (d + 1) // 2 > MAX_DIMENSION:
             raise NoAnchorError(
                 f"DPAnchored needs the Hessian in all {d} parameters, and these are too many. If there is "
                 "one for each person, integrate it out of the likelihood; a draw of it would be a release "
                 "about that person."
             )
-
-    def _calibrate(
-        self,
-        epsilon: float | None,
-        delta: float,
-        noise_multiplier: float | None,
-        iterations: int,
-    ) -> tuple[Event, ...]:
         # One release that costs the whole budget; a hair more, for the rounding of its division.
-        z = calibrate_noise(epsilon=epsilon or math.inf, delta=delta, draws=1) * (1 + 2.0**-40)
-        self._z_anchor = z / math.sqrt(self._anchor_share)
-        self._z = z * math.sqrt(iterations / (1 - self._anchor_share))
-        self.once = (Gaussian(self._z_anchor),)
-        return (Gaussian(self._z),)
-
-    def _settings(self) -> dict[str, float | str]:
-        return {
-            "anchor_share": self._anchor_share,
-            "noise_aware": str(self._noise_aware),
-            "tempering": self._tempering,
+        z = self.run.multiplier_of_one() * (1 + 2.0**-40)
+        self._z_anchor = z / math.sqrt(anchor_share)
+        self._z = z * math.sqrt(self.run.chains * self.iterations / (1 - anchor_share))
+        self.pays(
+            Gaussian(self._z),
+            once=(Gaussian(self._z_anchor),),
+            settings={
+                "anchor_share": anchor_share,
+                "noise_aware": str(self._noise_aware),
+                "tempering": self._tempering,
+            },
+        )
+        _ = self.compiled.likelihood  # what it lacks, other samplers miss too
+        try:
+            self._curator = self.curator(derivatives=2)
+        except UnsupportedModelError as error:
+            raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
+        self.anchor: Anchor | None = None
+        self.u = np.zeros(d)
+        self.stats_dtypes_shapes = {
+            **STATS,
+            "unadjusted": (np.dtype((np.float64, self.u.shape)), list(self.u.shape)),
         }
+        # The host reads both.
+        self.stats_dtypes = [{k: dtype for k, (dtype, _) in self.stats_dtypes_shapes.items()}]
 
     # -- the anchor ---------------------------------------------------------------------------
 
@@ -245,36 +170,34 @@ class DPAnchored(PrivateStep):
             If the run does not fit the ledger.
         """
         if self.anchor is None:
-            self.reserve()
-            first = self.guarantee.first_plan
-            purse = Purse(self.ledger.charge(first, self.ledger.claim(first), 0), self._z_anchor)
+            self.run.reserve()
+            purse, why = Purse(self.run.charge_first(), self._z_anchor), ""
             try:
                 # Floating point errors, if a user has them raised, would tell of records, or lose the run.
                 with np.errstate(all="ignore"):
                     anchor = build_anchor(
-                        self._expansion,
-                        self._log_public,
+                        PaidMeasurements(self._curator, purse),
+                        self.log_public,
                         self.compiled.parameters.start,
-                        purse,
-                        self._noise,
+                        tempering=self._tempering,
                         chain_multiplier=self._z,
                         on_progress=lambda what: _log.info("Anchor: %s", what),
                     )
-                    self._check(anchor)
-                    self._prepare_moves(anchor)
+                    verdict = judge(anchor, self.roles.n_units, self.compiled.parameters.largest)
+                    why = verdict.refusal
+                    if not why:
+                        self._prepare_moves(anchor)
             except SearchLost as lost:
-                why = f"{_NOT_ARRIVED}: {lost}"
-            except _OfNoUse as refusal:
-                why = str(refusal)
+                why = f"{NOT_ARRIVED}: {lost}"
             except (np.linalg.LinAlgError, OverflowError):  # of released numbers
-                why = f"{_NOT_ARRIVED}: its noisy equations have no solution"
-            else:
-                why = ""
+                why = f"{NOT_ARRIVED}: its noisy equations have no solution"
             if why:
-                raise PrivacyError(self._give_up(why, purse.close() or self.once))
-            self._residuals = Residuals(self._expansion, anchor)
-            self.guarantee = replace(self.guarantee, measured=self._report(anchor))
-            register_guarantee(self.guarantee)
+                raise PrivacyError(self._give_up(why, purse.close() or self.guarantee.once))
+            for warning in verdict.warnings:
+                _log.warning("%s", warning)
+            self._expansion = Expansion(anchor, self._tempering, self.roles.n_units)
+            self.run.guarantee = replace(self.guarantee, measured=report(anchor))
+            remember(self)
             self.anchor = anchor
         return self.anchor
 
@@ -286,80 +209,17 @@ class DPAnchored(PrivateStep):
         self._root = np.linalg.cholesky(np.linalg.inv(anchor.precision))
         kappa = min(1.0, (2 / anchor.sigma) ** 2) if anchor.sigma > 0 else 1.0
         self._r = math.sqrt(1 - (1 - kappa) ** 2)
-        self._radius = _RADIUS * anchor.typical_distance
+        self._radius = SETTINGS.radius * anchor.typical_distance
         self._shift, covariance = anchor.noise_aware()
         values, vectors = np.linalg.eigh(covariance)
         self._spread = vectors * np.sqrt(np.maximum(values, 0.0))
 
-    def _check(self, anchor: Anchor) -> None:
-        """Refuse an anchor that is of no use; warn of one that is of little."""
-        off, root_d = float(np.linalg.norm(anchor.mean)), math.sqrt(len(anchor.mean))
-        by_noise = 4 * anchor.tilt * root_d
-        largest = self.compiled.parameters.largest
-        if not off <= QUADRATIC * math.sqrt(self._roles.n_units) + by_noise:
-            raise _OfNoUse(
-                f"{_NOT_ARRIVED}: by its own measurement it is {off:.0f} posterior sds away"
-            )
-        clipped = anchor.clipped_share - 2 * anchor.clipped_share_sd
-        if clipped > _CLIPPED_REFUSAL:
-            raise _OfNoUse(
-                f"At least {clipped:.0%} of the records would be clipped, and the draws come from "
-                "something other than the posterior (limit covariates to a public range, or "
-                "transform them, so that no group of records stands far out)"
-            )
-        # Without other causes the surprise is about 1 ± 1/√(2d), the spread of a χ distribution.
-        surprise = (anchor.surprise - 1) * math.sqrt(2) * root_d
-        further = largest(np.abs(anchor.in_sds(anchor.still_to_go)))
-        if surprise > _SURPRISE_REFUSAL:
-            raise _OfNoUse(
-                f"The anchor contradicts itself: at its own mode the gradient is {anchor.surprise:.1f} "
-                f"times as long as noise explains, and would move, in posterior sds, {further}. A small "
-                "group of records that alone determines a parameter (a rare category) can cause this, or a "
-                "strongly curved posterior"
-            )
-        if surprise > _SURPRISE_WARNING:
-            _log.warning(
-                "At the anchor's own mode the gradient is %.1f times as long as noise explains, and would "
-                "move, in posterior standard deviations, %s: these may be further off than their intervals "
-                "say. A larger `epsilon`, or fewer parameters that few records determine, would help.",
-                anchor.surprise,
-                further,
-            )
-        if clipped > _CLIPPED_WARNING:
-            _log.warning(
-                "At least %.1f %% of the records are clipped in a typical move: the draws may be off by "
-                "more than the tilt says. Covariates in a public range, or a larger `epsilon`, would help.",
-                100 * clipped,
-            )
-        if off > 4 * root_d + by_noise:
-            _log.warning(
-                "The anchor is %.1f posterior standard deviations from the mode (%s): draws may mix badly. "
-                "A larger `epsilon`, or DPHMC, would help.",
-                off,
-                largest(np.abs(anchor.in_sds(anchor.W @ anchor.mean))),
-            )
-        if anchor.tilt_in_sds > 1:
-            _log.warning(
-                "The anchor's noise moves the draws by %.1f posterior standard deviations (%s): these "
-                "intervals are mostly privacy noise. A larger `epsilon`, or more records, would help.",
-                anchor.tilt_in_sds,
-                largest(anchor.tilts),
-            )
-        if anchor.sigma > 4:
-            _log.warning(
-                "What the anchor does not explain needs noise of standard deviation %.1f in each log "
-                "acceptance ratio: few moves will be accepted. A larger `epsilon`, fewer draws, or "
-                "DPHMC, would help.",
-                anchor.sigma,
-            )
-
     def _give_up(self, why: str, released: tuple[Event, ...]) -> str:
         """Settle the account, and say what it cost."""
-        plans = zip(self.guarantee.plans, (released, ()), strict=True)
-        given_back = all(self.ledger.settle(plan, events) for plan, events in plans)
-        spent = composed_epsilon(released, self._delta)
+        given_back = self.run.settle(released)
+        spent = composed_epsilon(released, self.run.delta)
         return (
-            f"{why}. The anchor has spent ε = {spent:.3g} (δ = {self._delta:.3g}); no draw was made, and "
+            f"{why}. The anchor has spent ε = {spent:.3g} (δ = {self.run.delta:.3g}); no draw was made, and "
             + (
                 "the rest is not charged"
                 if given_back
@@ -370,18 +230,15 @@ class DPAnchored(PrivateStep):
             "start."
         )
 
-    def _report(self, anchor: Anchor) -> dict[str, float | str]:
-        return {
-            "tilt": anchor.tilt_in_sds,
-            "order": anchor.order,
-            "rounds": anchor.rounds,
-            "distance_to_mode": float(np.linalg.norm(anchor.mean)),
-            "surprise": anchor.surprise,
-            "typical_noise_sd": anchor.sigma,
-            "expected_acceptance": 2 * float(ndtr(-anchor.sigma / 2)),
-            "clipped_share": anchor.clipped_share,
-            "clipped_share_sd": anchor.clipped_share_sd,
-        }
+    def summary(self) -> list[str]:
+        """See :class:`~pymc_dp.steps.host.PrivateStep`."""
+        a = self.guarantee.measured
+        share = min(max(float(a["clipped_share"]), 0.0), 1.0)
+        return [
+            f"with nothing but privacy noise {a['expected_acceptance']:.2f}",
+            f"tilt {a['tilt']:.2f} posterior sds",
+            f"clipped {100 * share:.1f} ± {100 * float(a['clipped_share_sd']):.1f} %",
+        ]
 
     def derived_groups(self, groups: Mapping[str, Any]) -> dict[str, Any]:
         """The chain's own draws, and as many of the surrogate: the anchor's normal approximation."""
@@ -428,20 +285,18 @@ class DPAnchored(PrivateStep):
 
     def _start_chain(self) -> None:
         anchor = self.build_anchor()
+        # A little inside of the anchor's approximation: its tails may not be the posterior's.
         self.u = anchor.mean + 0.8 * self._root @ self.rng.standard_normal(len(anchor.mean))
-        self._current = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_current": None}
 
     def _propose(self, u: Vector, anchor: Anchor) -> tuple[Vector, float]:
         """A move, and the log ratio of the densities of making it backwards and forwards."""
-        rng, m = self.rng, anchor.mean
-        kernel = rng.choice(3, p=_KERNELS)
+        rng, m, s = self.rng, anchor.mean, SETTINGS
+        kernels = (s.autoregressive, s.random_walk, 1 - s.autoregressive - s.random_walk)
+        kernel = rng.choice(3, p=kernels)
         e = self._root @ rng.standard_normal(len(u))
         if kernel > 0:
-            return u + 2.4 / math.sqrt(len(u)) * (_SHORT if kernel == 2 else 1.0) * e, 0.0
-        r = self._r * (_SHORT if rng.random() < _SHORT_AUTOREGRESSIVE else 1.0)
+            return u + 2.4 / math.sqrt(len(u)) * (s.short if kernel == 2 else 1.0) * e, 0.0
+        r = self._r * (s.short if rng.random() < s.short_autoregressive else 1.0)
         new = m + math.sqrt(1 - r * r) * (u - m) + r * e
 
         def log_normal(x: Vector) -> float:
@@ -459,27 +314,17 @@ class DPAnchored(PrivateStep):
 
     def _move(self, anchor: Anchor, permit: Permit) -> PenaltyInfo:
         proposal, log_proposals = self._propose(self.u, anchor)
-        proposed: list[Vector] = []
-
-        def ratios() -> Iterator[Vector]:
-            if self._current is None or not np.array_equal(self._current[0], self.u):
-                self._current = self.u.copy(), self._residuals(self.u)
-            proposed.append(self._residuals(proposal))
-            yield proposed[0] - self._current[1]
+        B = anchor.bound(self.u, proposal)
 
         def noisy_ratio(u: Vector, new: Vector) -> float:
-            return float(
-                noisy_sum(
-                    ratios(), bound=B, noise_multiplier=self._z, permit=permit, noise=self._noise
-                )
-            )
+            of = ResidualRatio(self._expansion, u, new)
+            return float(self._curator.sum(of, bound=B, noise_multiplier=self._z, permit=permit))
 
         def log_known(u: Vector) -> float:
             if np.linalg.norm(u) > self._radius:
                 return -math.inf
-            return anchor.log_ratio(u) + self._log_public(anchor.to_theta(u))
+            return anchor.log_ratio(u) + self.log_public(anchor.to_theta(u))
 
-        B = anchor.bound(self.u, proposal)
         self.u, info = penalty_test(
             self.u,
             proposal,
@@ -490,6 +335,4 @@ class DPAnchored(PrivateStep):
             noise_multiplier=self._z,
             kinetic_ratio=log_proposals,
         )
-        if info.accepted:
-            self._current = self.u.copy(), proposed[0]
         return info

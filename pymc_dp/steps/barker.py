@@ -21,27 +21,25 @@ which without tempering are nearly all of them.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
 
 import numpy as np
-import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 from pymc.step_methods.state import dataclass_state
-from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
+from pymc.step_methods.step_sizes import StepSizeState
 
 from pymc_dp.checks import fraction, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.linalg import Vector
 from pymc_dp.privacy.barker import noisy_batch_mean
 from pymc_dp.privacy.calibration import calibrate_batch_size
-from pymc_dp.privacy.events import BarkerBatch, Event
-from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.privacy.noise import NoiseSource
+from pymc_dp.privacy.events import BarkerBatch
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.correction import logistic_correction
-from pymc_dp.steps.settings import Vector, check_finite_epsilon, proposal_factor
+from pymc_dp.steps.host import PrivateStep, PrivateStepState
+from pymc_dp.steps.run import RunSettings
+from pymc_dp.steps.scales import dual_averaging, proposal_factor
 
 # Times the tempered number of units: with such a batch, the clip bound is three times the ratio of a
 # record with a score of one at a move of the usual length.
@@ -62,15 +60,9 @@ class DPBarker(PrivateStep):
     ----------
     vars : list, optional
         All free variables, if given: a private step shares its chain with no other.
-    draws, tune, chains : int
-        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
-        costs budget, tuning included; `tune` is 0 by default.
-    epsilon, delta : float, optional
-        The budget of the whole run, which fixes the batch size: the largest one that the budget
-        pays for, up to 50 T n, beyond which little is clipped anyway. `delta` defaults to the
-        ledger's, or to 0.1 / units without one.
     batch_size : int, optional
-        Instead of `epsilon`: b. More units in a batch clip less and cost more.
+        Instead of `epsilon`: b. More units in a batch clip less and cost more. From a budget it is the
+        largest that is paid for, up to 50 T n, beyond which little is clipped anyway.
     variance : float
         C in (1, π²/3): of the batch's error and the noise together. More noise costs less; from
         about 2 on the correction is inaccurate (its error is in the metadata).
@@ -80,11 +72,11 @@ class DPBarker(PrivateStep):
         more than a few of the records if each carries about one unit of information.
     target_accept : float
         Acceptance rate that tuning steers the scale to. Barker's test accepts at most half.
-    tempering : float, optional
-        T in (0, 1], multiplies the log-likelihood. Default 1, at which clipping biases strongly:
-        the clip bound is :math:`\sqrt b/(T n)`.
-    unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
-        As in :class:`~pymc_dp.DPPenalty`.
+    tempering : float
+        T in (0, 1], multiplies the log-likelihood. At 1 clipping biases strongly: the clip bound is
+        :math:`\sqrt b/(T n)`.
+    draws, tune, chains, epsilon, delta, **run
+        As in :class:`~pymc_dp.steps.run.RunSettings`.
 
     Raises
     ------
@@ -108,32 +100,17 @@ class DPBarker(PrivateStep):
         self,
         vars: Sequence[Any] | None = None,
         *,
-        draws: int,
-        tune: int = 0,
-        chains: int,
-        epsilon: float | None = None,
-        delta: float | None = None,
         batch_size: int | None = None,
         variance: float = 2.0,
         scale: float | ArrayLike | None = None,
         target_accept: float = 0.25,
-        tempering: float | None = None,
-        unit: str | int | ArrayLike | None = None,
-        public: Sequence[str] = (),
-        ledger: PrivacyLedger | None = None,
-        noise: NoiseSource | None = None,
-        chunk_size: int | None = None,
-        model: pm.Model | CompiledModel | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        rng: Any = None,
-        blocked: bool = True,
+        tempering: float = 1.0,
+        **run: Unpack[RunSettings],
     ):
-        self._given_batch_size = None if batch_size is None else whole("batch_size", batch_size, 2)
-        self._given_scale = scale
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, 2)
         self._target_accept = fraction("target_accept", target_accept)
-        self._tempering = (
-            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
-        )
+        T = fraction("tempering", tempering, one_allowed=True)
         self._variance = positive("variance", variance)
         if not 1 < self._variance < math.pi**2 / 3:
             raise PrivacyConfigurationError(
@@ -141,85 +118,45 @@ class DPBarker(PrivateStep):
                 f"π²/3 = {math.pi**2 / 3:.3f}, the logistic distribution's own. Found {variance!r}."
             )
         self._correction = logistic_correction(self._variance)
-        super().__init__(
-            vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=None,
-            unit=unit,
-            public=public,
-            ledger=ledger,
-            noise=noise,
-            chunk_size=chunk_size,
-            model=model,
-            compile_kwargs=compile_kwargs,
-            rng=rng,
-            blocked=blocked,
-        )
-        self._start_chain()
-
-    def _check_budget(self, epsilon: float | None, noise_multiplier: float | None) -> None:
-        if (epsilon is None) == (self._given_batch_size is None):
+        super().__init__(vars, instead={"batch_size": batch_size}, **run)
+        n, d = self.roles.n_units, self.compiled.d
+        if batch_size is not None and batch_size > n:
             raise PrivacyConfigurationError(
-                "Give either a budget (`epsilon`, and `delta` if not 0.1 / units) or a "
-                "`batch_size`, which then fixes the ε that is spent."
+                f"`batch_size` is {batch_size}, but there are only {n} units."
             )
-        if epsilon is not None:
-            check_finite_epsilon(epsilon)
-
-    def _configure(self, d: int) -> None:
-        n = self._roles.n_units
-        if self._given_batch_size is not None and self._given_batch_size > n:
-            raise PrivacyConfigurationError(
-                f"`batch_size` is {self._given_batch_size}, but there are only {n} units."
-            )
-        self._proposal, self._own_scale = proposal_factor(self._given_scale, d)
-
-    def _calibrate(
-        self,
-        epsilon: float | None,
-        delta: float,
-        noise_multiplier: float | None,
-        iterations: int,
-    ) -> tuple[Event, ...]:
-        n = self._roles.n_units
-        if epsilon is not None:
-            self._b = calibrate_batch_size(
-                epsilon=epsilon,
-                delta=delta,
-                draws=iterations,
+        self._proposal, own_scale = proposal_factor(scale, d)
+        if self.run.epsilon is not None:
+            batch_size = calibrate_batch_size(
+                epsilon=self.run.epsilon,
+                delta=self.run.delta,
+                draws=self.run.chains * self.run.iterations,
                 units=n,
                 variance=self._variance,
-                at_most=math.ceil(_ENOUGH * self._tempering * n),
+                at_most=math.ceil(_ENOUGH * T * n),
             )
-        elif self._given_batch_size is not None:
-            self._b = self._given_batch_size
-        self._bound = math.sqrt(self._b) / (self._tempering * n)
-        d = len(self._proposal)
-        self._first_scale: float = self._own_scale or min(
-            2.4 / math.sqrt(d * self._tempering * n), self._bound / (2 * math.sqrt(d))
+        self._b = int(batch_size or 0)
+        self._bound = math.sqrt(self._b) / (T * n)
+        self._first_scale: float = own_scale or min(
+            2.4 / math.sqrt(d * T * n), self._bound / (2 * math.sqrt(d))
         )
-        return (BarkerBatch(self._variance, self._b, n),)
-
-    def _settings(self) -> dict[str, float | str]:
-        covariance = np.asarray(1.0 if self._given_scale is None else self._given_scale)
-        return {
-            "batch_size": self._b,
-            "variance": self._variance,
-            "clip_bound": self._bound,
-            "correction_cdf_error": self._correction.cdf_error,
-            "scale": (self._first_scale if covariance.ndim == 0 else str(covariance.tolist())),
-            "tempering": self._tempering,
-            "target_accept": self._target_accept,
-        }
+        covariance = np.asarray(1.0 if scale is None else scale)
+        self.pays(
+            BarkerBatch(self._variance, self._b, n),
+            settings={
+                "batch_size": self._b,
+                "variance": self._variance,
+                "clip_bound": self._bound,
+                "correction_cdf_error": self._correction.cdf_error,
+                "scale": self._first_scale if covariance.ndim == 0 else str(covariance.tolist()),
+                "tempering": T,
+                "target_accept": self._target_accept,
+            },
+        )
+        self._likelihood = self.compiled.likelihood
+        self._start_chain()
 
     def _start_chain(self) -> None:
-        self.adaptation = DualAverageAdaptation(
-            self._first_scale, self._target_accept, gamma=0.05, k=0.75, t0=10
-        )
+        self.adaptation = dual_averaging(self._first_scale, self._target_accept)
 
     def _noisy_ratio(self, theta: Vector, proposal: Vector, permit: Permit) -> float:
         def ratios(units: NDArray[np.int64]) -> Iterator[Vector]:
@@ -229,12 +166,12 @@ class DPBarker(PrivateStep):
 
         return noisy_batch_mean(
             ratios,
-            units=self._roles.n_units,
+            units=self.roles.n_units,
             batch_size=self._b,
             bound=self._bound,
             variance=self._variance,
             permit=permit,
-            noise=self._noise,
+            noise=self.run.noise,
         )
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
@@ -242,7 +179,7 @@ class DPBarker(PrivateStep):
         scale = float(self.adaptation.current(tuning))
         proposal = theta + scale * (self._proposal @ self.rng.standard_normal(theta.size))
         correction = self._correction.draw(self.rng)
-        log_prior_ratio = self._log_public(proposal) - self._log_public(theta)
+        log_prior_ratio = self.log_public(proposal) - self.log_public(theta)
         accepted, accept_rate = False, 0.0
         if log_prior_ratio > -math.inf:  # decided on public numbers alone
             log_ratio = self._noisy_ratio(theta, proposal, permit) + log_prior_ratio

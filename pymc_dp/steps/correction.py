@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 from scipy.special import expit, ndtr
 
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.steps.settings import Vector
+from pymc_dp.linalg import Vector
 
 LOGISTIC_VARIANCE = math.pi**2 / 3
 

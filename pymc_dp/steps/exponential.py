@@ -19,33 +19,24 @@ smaller at the same cost.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
-from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
-from scipy.optimize import brentq
+from pymc.step_methods.step_sizes import StepSizeState
 
 from pymc_dp.checks import fraction
-from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.sufficient import Bounds, SufficientStatistics
-from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Event, Gaussian
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import Direction, KeptSum, direction
-from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.steps.base import PrivateStep, PrivateStepState
-from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
-from pymc_dp.steps.settings import Vector, proposal_factor
-
-# The default scale aims at this noise in the log acceptance ratio: E min(1, e^X) is 0.42 then.
-_SIGMA_OF_DEFAULT_SCALE = 1.6
-_SMALLEST_SCALE = 1e-12
-_HUGE = 1e6
+from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
+from pymc_dp.steps.host import PrivateStep, PrivateStepState
+from pymc_dp.steps.run import RunSettings
+from pymc_dp.steps.scales import default_scale, dual_averaging, proposal_factor
 
 
 def exponential_transition(
@@ -125,11 +116,6 @@ class DPExponentialFamily(PrivateStep):
     ----------
     vars : list, optional
         All free variables, if given: a private step shares its chain with no other.
-    draws, tune, chains : int
-        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
-        costs budget, tuning included.
-    epsilon, delta : float, optional
-        The budget of the whole run. `delta` defaults to the ledger's, or to 0.1 / units without one.
     noise_multiplier : float, optional
         In place of `epsilon`: z, which fixes the ε spent.
     bounds : pair or mapping, optional
@@ -142,8 +128,8 @@ class DPExponentialFamily(PrivateStep):
         scale. The default is computed from the noise at the initial point.
     target_accept : float
         Acceptance that tuning steers the scale to.
-    unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
-        As in :class:`~pymc_dp.DPPenalty`.
+    draws, tune, chains, epsilon, delta, **run
+        As in :class:`~pymc_dp.steps.run.RunSettings`.
 
     Raises
     ------
@@ -176,69 +162,43 @@ class DPExponentialFamily(PrivateStep):
         self,
         vars: Sequence[Any] | None = None,
         *,
-        draws: int,
-        tune: int = 0,
-        chains: int,
-        epsilon: float | None = None,
-        delta: float | None = None,
         noise_multiplier: float | None = None,
         bounds: Bounds | Mapping[str, Bounds] | None = None,
         scale: float | ArrayLike | None = None,
         target_accept: float = 0.3,
-        unit: str | int | ArrayLike | None = None,
-        public: Sequence[str] = (),
-        ledger: PrivacyLedger | None = None,
-        noise: NoiseSource | None = None,
-        chunk_size: int | None = None,
-        model: pm.Model | CompiledModel | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        rng: Any = None,
-        blocked: bool = True,
+        **run: Unpack[RunSettings],
     ):
-        self._bounds, self._asked_scale, self._compile_kwargs = bounds, scale, compile_kwargs
         self._target_accept = fraction("target_accept", target_accept)
-        super().__init__(
-            vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=noise_multiplier,
-            unit=unit,
-            public=public,
-            ledger=ledger,
-            noise=noise,
-            chunk_size=chunk_size,
-            model=model,
-            compile_kwargs=compile_kwargs,
-            rng=rng,
-            blocked=blocked,
-        )
-        self._start_chain()
-
-    def _configure(self, d: int) -> None:
-        self._proposal, self._given_scale = proposal_factor(self._asked_scale, d)
+        super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, **run)
+        self._proposal, given_scale = proposal_factor(scale, self.compiled.d)
         self._family = SufficientStatistics(
-            self.compiled.parameters, self._roles, self._bounds, self._compile_kwargs
+            self.compiled.parameters, self.roles, bounds, run.get("compile_kwargs")
         )
         self._sum = KeptSum(self._family.of_records, self._family.size)
-        codes = self._roles.unit_of_record
+        codes = self.roles.unit_of_record
         self._records_per_unit = 1 if codes is None else int(np.bincount(codes).max())
-
-    def _calibrate(
-        self,
-        epsilon: float | None,
-        delta: float,
-        noise_multiplier: float | None,
-        iterations: int,
-    ) -> tuple[Event, ...]:
+        self._z = self.run.multiplier(noise_multiplier)
+        likely = 2.4 / math.sqrt(self.compiled.d * self.roles.n_records)
+        self._first_scale = given_scale or default_scale(likely, self._noise_sd_of_scale)
+        asked = (
+            {"proposal": str(np.asarray(scale).tolist())}
+            if scale is not None and np.ndim(scale) > 0
+            else {}
+        )
+        self.pays(
+            Gaussian(self._z),
+            settings={
+                "bounds": str(self._family),
+                "scale": self._first_scale,
+                "target_accept": self._target_accept,
+                "statistics": self._family.size,
+                "records_per_unit": self._records_per_unit,
+                "typical_noise_sd": self._noise_sd_of_scale(self._first_scale),
+                **asked,
+            },
+        )
         self._family.check(self.compiled.likelihood)
-        if epsilon is not None:
-            noise_multiplier = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations)
-        self._z = float(noise_multiplier or 0.0)
-        self._first_scale: float = self._given_scale or self._default_scale()
-        return (Gaussian(self._z),)
+        self._start_chain()
 
     def _along(self, g: Vector) -> Direction | None:
         """The direction of a move; None if it is not one, or too long to measure."""
@@ -246,20 +206,6 @@ class DPExponentialFamily(PrivateStep):
         if not (np.isfinite(g).all() and 0 < spread < math.inf):
             return None
         return direction(g, spread, self._records_per_unit)
-
-    def _default_scale(self) -> float:
-        """From public numbers only: what the noise allows, and what n records are likely to."""
-        posterior = 2.4 / math.sqrt(len(self._proposal) * self._roles.n_records)
-        if self._noise_sd_of_scale(posterior) <= _SIGMA_OF_DEFAULT_SCALE:
-            return posterior
-
-        def excess(log_scale: float) -> float:
-            sigma = self._noise_sd_of_scale(math.exp(log_scale))
-            return min(sigma, _HUGE) - _SIGMA_OF_DEFAULT_SCALE
-
-        if excess(math.log(_SMALLEST_SCALE)) > 0:
-            return _SMALLEST_SCALE
-        return math.exp(brentq(excess, math.log(_SMALLEST_SCALE), math.log(posterior)))
 
     def _noise_sd_of_scale(self, scale: float) -> float:
         """σ of a typical proposal from the initial point: the root mean square of some."""
@@ -270,23 +216,8 @@ class DPExponentialFamily(PrivateStep):
         bounds = [math.inf if g is None else g.bound for g in directions]
         return noise_sd(math.sqrt(float(np.mean(np.square(bounds)))), self._z)
 
-    def _settings(self) -> dict[str, float | str]:
-        given = np.ndim(self._asked_scale) > 0 if self._asked_scale is not None else False
-        asked = {"proposal": str(np.asarray(self._asked_scale).tolist())} if given else {}
-        return {
-            "bounds": str(self._family),
-            "scale": self._first_scale,
-            "target_accept": self._target_accept,
-            "statistics": self._family.size,
-            "records_per_unit": self._records_per_unit,
-            "typical_noise_sd": self._noise_sd_of_scale(self._first_scale),
-            **asked,
-        }
-
     def _start_chain(self) -> None:
-        self.adaptation = DualAverageAdaptation(
-            self._first_scale, self._target_accept, gamma=0.05, k=0.75, t0=10
-        )
+        self.adaptation = dual_averaging(self._first_scale, self._target_accept)
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         tuning = not self.tuning_over
@@ -300,10 +231,10 @@ class DPExponentialFamily(PrivateStep):
             natural=self._family.natural,
             along=self._along,
             release=lambda g: self._sum.release(
-                g, noise_multiplier=self._z, permit=permit, noise=self._noise
+                g, noise_multiplier=self._z, permit=permit, noise=self.run.noise
             ),
-            n_records=self._roles.n_records,
-            log_public=self._log_public,
+            n_records=self.roles.n_records,
+            log_public=self.log_public,
             noise_multiplier=self._z,
         )
         if tuning:

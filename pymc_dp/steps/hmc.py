@@ -26,33 +26,34 @@ test accept.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 import numpy as np
-import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
-from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
+from pymc.step_methods.step_sizes import StepSizeState
 from scipy.stats.qmc import Halton
 
 from pymc_dp.checks import fraction, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Event, Gaussian
-from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.steps.base import PrivateStep, PrivateStepState
-from pymc_dp.steps.penalty import PenaltyInfo, penalty_test
-from pymc_dp.steps.ratio import NoisyRatio
-from pymc_dp.steps.settings import Vector, covariance_like, lower_factor
+from pymc_dp.records.questions import Gradient
+from pymc_dp.records.shards import Shards
+from pymc_dp.steps.acceptance import NoisyRatio, PenaltyInfo, penalty_test
+from pymc_dp.steps.host import PrivateStep, PrivateStepState
+from pymc_dp.steps.run import RunSettings
+from pymc_dp.steps.scales import (
+    SIGMA_OF_DEFAULTS,
+    covariance_like,
+    dual_averaging,
+    lower_factor,
+)
 
 _DEFAULT_LEAPFROG = 8
-# The default step size aims at this noise in the log acceptance ratio, as that of DPPenalty does.
-_SIGMA_OF_DEFAULT_STEP = 1.6
 # A trajectory may be carried by twice the momentum that it starts with. On six logistic regressions on
 # real data this reached the posterior from the start in the fewest iterations, of 1, 2, 3, 4 and no limit.
 _MAX_DRIFT = 2.0
@@ -197,12 +198,6 @@ class DPHMC(PrivateStep):
     ----------
     vars : list, optional
         All free variables, if given: a private step shares its chain with no other.
-    draws, tune, chains : int
-        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
-        costs budget, tuning included; `tune` is 0 by default.
-    epsilon, delta : float, optional
-        The budget of the whole run, from which both noises are calibrated. `delta` defaults to
-        the ledger's, or to 0.1 / units without one.
     gradient_share : float
         Part of the budget (of μ²) that gradients get, the acceptance test getting the rest.
     noise_multiplier, gradient_multiplier : float, optional
@@ -229,8 +224,10 @@ class DPHMC(PrivateStep):
         as it is publicly known. Default 1.
     target_accept : float
         Acceptance rate that tuning steers η to, by dual averaging on the noisy test. L stays.
-    tempering, unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
+    tempering, shards
         As in :class:`~pymc_dp.DPPenalty`.
+    draws, tune, chains, epsilon, delta, **run
+        As in :class:`~pymc_dp.steps.run.RunSettings`; from the budget both noises are calibrated.
 
     Raises
     ------
@@ -255,11 +252,6 @@ class DPHMC(PrivateStep):
         self,
         vars: Sequence[Any] | None = None,
         *,
-        draws: int,
-        tune: int = 0,
-        chains: int,
-        epsilon: float | None = None,
-        delta: float | None = None,
         noise_multiplier: float | None = None,
         gradient_multiplier: float | None = None,
         gradient_share: float = 0.4,
@@ -271,124 +263,81 @@ class DPHMC(PrivateStep):
         gradient_clip: float | None = None,
         mass: float | ArrayLike = 1.0,
         target_accept: float = 0.6,
-        tempering: float | None = None,
-        unit: str | int | ArrayLike | None = None,
-        public: Sequence[str] = (),
-        ledger: PrivacyLedger | None = None,
-        noise: NoiseSource | None = None,
-        chunk_size: int | None = None,
-        model: pm.Model | CompiledModel | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        rng: Any = None,
-        blocked: bool = True,
+        tempering: float = 1.0,
+        shards: Shards | None = None,
+        **run: Unpack[RunSettings],
     ):
         if (noise_multiplier is None) != (gradient_multiplier is None):
             raise PrivacyConfigurationError(
                 "`gradient_multiplier` and `noise_multiplier` come together: the noise of the "
                 "gradients and of the acceptance test. Or give `epsilon`."
             )
-        self._gradient_multiplier = gradient_multiplier
-        self._gradient_share = fraction("gradient_share", gradient_share)
+        gradient_share = fraction("gradient_share", gradient_share)
         self._target_accept = fraction("target_accept", target_accept)
-        self._tempering = (
-            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
-        )
+        self._tempering = fraction("tempering", tempering, one_allowed=True)
         self._L = _leapfrog_steps(n_leapfrog, path_length, step_size)
         self._max_drift = max_drift if max_drift == math.inf else positive("max_drift", max_drift)
-        self._given: dict[str, Any] = {
-            "clip": clip,
-            "gradient_clip": gradient_clip,
-            "step_size": step_size,
-            "mass": mass,
-        }
         super().__init__(
             vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=noise_multiplier,
-            unit=unit,
-            public=public,
-            ledger=ledger,
-            noise=noise,
-            chunk_size=chunk_size,
-            model=model,
-            compile_kwargs=compile_kwargs,
-            rng=rng,
-            blocked=blocked,
+            instead={
+                "noise_multiplier": noise_multiplier,
+                "gradient_multiplier": gradient_multiplier,
+            },
+            shards=shards,
+            **run,
         )
-        self._gradients = self.compiled.gradients
-        self._ratio = NoisyRatio(self._likelihood, self._noise, self._z, self._tempering)
-        self._start_chain()
-
-    def _configure(self, d: int) -> None:
-        given = self._given
-        self._d = d
-        self._clip = math.sqrt(d) if given["clip"] is None else positive("clip", given["clip"])
+        d = self._d = self.compiled.d
+        self._clip = math.sqrt(d) if clip is None else positive("clip", clip)
         self._gradient_clip = (
-            self._clip
-            if given["gradient_clip"] is None
-            else positive("gradient_clip", given["gradient_clip"])
+            self._clip if gradient_clip is None else positive("gradient_clip", gradient_clip)
         )
-        self._mass = Mass(given["mass"], d)
-
-    def _calibrate(
-        self,
-        epsilon: float | None,
-        delta: float,
-        noise_multiplier: float | None,
-        iterations: int,
-    ) -> tuple[Event, ...]:
+        self._mass = Mass(mass, d)
         gradients = self._L + 1
-        if epsilon is not None:
+        self._z = self.run.multiplier(noise_multiplier)
+        self._z_gradient = float(gradient_multiplier or 0.0)
+        if self.run.epsilon is not None:
             # μ² of one iteration, 1/z², is shared out between the test and the L + 1 gradients.
             # A hair more, so that the rounding of the shares cannot add up to more than the budget.
-            z = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations) * (1 + 2.0**-40)
-            self._z = z / math.sqrt(1 - self._gradient_share)
-            self._z_gradient = z * math.sqrt(gradients / self._gradient_share)
-        else:
-            self._z = float(noise_multiplier or 0.0)
-            self._z_gradient = float(self._gradient_multiplier or 0.0)
-            if (self._z_gradient == 0) != (self._z == 0):
-                raise PrivacyConfigurationError(
-                    "`gradient_multiplier` and `noise_multiplier` must both be positive."
-                )
-        given = self._given["step_size"]
+            z = self._z * (1 + 2.0**-40)
+            self._z = z / math.sqrt(1 - gradient_share)
+            self._z_gradient = z * math.sqrt(gradients / gradient_share)
+        elif (self._z_gradient == 0) != (self._z == 0):
+            raise PrivacyConfigurationError(
+                "`gradient_multiplier` and `noise_multiplier` must both be positive."
+            )
         self._first_step_size = (
-            self._default_step_size() if given is None else positive("step_size", given)
+            self._default_step_size() if step_size is None else positive("step_size", step_size)
         )
-        return Gaussian(self._z), Gaussian(self._z_gradient, gradients)
+        self.pays(
+            Gaussian(self._z),
+            Gaussian(self._z_gradient, gradients),
+            settings={
+                "clip": self._clip,
+                "gradient_clip": self._gradient_clip,
+                "n_leapfrog": self._L,
+                "step_size": self._first_step_size,
+                "max_drift": self._max_drift,
+                "mass": mass if isinstance(mass, int | float) else str(np.asarray(mass).tolist()),
+                "tempering": self._tempering,
+                "target_accept": self._target_accept,
+                "gradient_share": gradient_share,
+            },
+        )
+        self._curator = self.curator(derivatives=1)
+        self._ratio = NoisyRatio(self._curator, self._z, self._tempering)
+        self._start_chain()
 
     def _default_step_size(self) -> float:
         """From public numbers only: what n records are likely to allow, and what the noise does."""
-        likely = 1 / math.sqrt(self._tempering * self._roles.n_units)
+        likely = 1 / math.sqrt(self._tempering * self.roles.n_units)
         noise = noise_sd(self._tempering * self._clip * self._mass.typical_speed, self._z)
-        allowed = _SIGMA_OF_DEFAULT_STEP / noise if noise > 0 else math.inf
+        allowed = SIGMA_OF_DEFAULTS / noise if noise > 0 else math.inf
         return min(likely, allowed) / self._L
 
-    def _settings(self) -> dict[str, float | str]:
-        mass = self._given["mass"]
-        return {
-            "clip": self._clip,
-            "gradient_clip": self._gradient_clip,
-            "n_leapfrog": self._L,
-            "step_size": self._first_step_size,
-            "max_drift": self._max_drift,
-            "mass": mass if np.ndim(mass) == 0 else str(np.asarray(mass).tolist()),
-            "tempering": self._tempering,
-            "target_accept": self._target_accept,
-            "gradient_share": self._gradient_share,
-        }
-
     def _start_chain(self) -> None:
-        self.adaptation = DualAverageAdaptation(
-            self._first_step_size, self._target_accept, gamma=0.05, k=0.75, t0=10
-        )
+        self.adaptation = dual_averaging(self._first_step_size, self._target_accept)
         self.jitter_seed = int(self.rng.integers(2**31))
         self._jitter: tuple[int, Vector] | None = None
-        self._ratio.forget()
 
     def _jittered(self, step_size: float) -> float:
         if self._jitter is None or self._jitter[0] != self.jitter_seed:
@@ -402,15 +351,13 @@ class DPHMC(PrivateStep):
         longest = self._max_drift * math.sqrt(self._d) / (self._L * step_size)
 
         def gradient(theta: Vector) -> Vector:
-            released = noisy_sum(
-                self._gradients(theta),
-                dimension=self._d,
+            released = self._curator.sum(
+                Gradient(theta),
                 bound=self._gradient_clip,
                 noise_multiplier=self._z_gradient,
                 permit=permit,
-                noise=self._noise,
             )
-            slope = self._tempering * released + self._log_public.gradient(theta)
+            slope = self._tempering * released + self.log_public.gradient(theta)
             return self._mass.shortened(slope, longest)
 
         def bound(move: Vector) -> float:
@@ -425,11 +372,9 @@ class DPHMC(PrivateStep):
             n_leapfrog=self._L,
             bound=lambda move: self._ratio.release_bound(bound(move)),
             noisy_ratio=lambda theta, new: self._ratio(theta, new, bound(new - theta), permit),
-            log_public=self._log_public,
+            log_public=self.log_public,
             noise_multiplier=self._z,
         )
-        if info.accepted:
-            self._ratio.move()
         if tuning:
             # A function of released numbers: it costs nothing beyond the iteration itself.
             self.adaptation.update(info.accept_rate, tuning)

@@ -16,136 +16,34 @@ coordinate that turns round on rejection.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack
 
 import numpy as np
-import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
-from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
-from scipy.optimize import brentq
+from pymc.step_methods.step_sizes import StepSizeState
 
 from pymc_dp.checks import fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
-from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import is_usable_bound, noise_sd
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.events import Gaussian, PoissonGaussian
+from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate, check_rate
-from pymc_dp.shards import Shards
-from pymc_dp.steps.base import PrivateStep, PrivateStepState
-from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, Ratio, ShardedRatio, release_bound
-from pymc_dp.steps.settings import Vector, covariance_like, lower_factor, proposal_factor
-
-# The default scale aims at this noise in the log acceptance ratio: E min(1, e^X) is 0.42 then.
-_SIGMA_OF_DEFAULT_SCALE = 1.6
+from pymc_dp.records.shards import Shards
+from pymc_dp.steps.acceptance import NoisyRatio, penalty_transition, release_bound
+from pymc_dp.steps.host import PrivateStep, PrivateStepState
+from pymc_dp.steps.run import RunSettings
+from pymc_dp.steps.scales import (
+    covariance_like,
+    default_scale,
+    dual_averaging,
+    lower_factor,
+    proposal_factor,
+)
 
 _UPDATES = ("joint", "one-component", "guided")
-
-
-class PenaltyInfo(NamedTuple):
-    """What one transition reveals: functions of the noisy ratio and of public numbers."""
-
-    accepted: bool
-    accept_rate: float
-
-
-def penalty_transition(
-    rng: np.random.Generator,
-    theta: Vector,
-    *,
-    propose: Callable[[np.random.Generator, Vector], Vector],
-    bound: Callable[[Vector], float],
-    noisy_ratio: Callable[[Vector, Vector], float],
-    log_public: Callable[[Vector], float],
-    noise_multiplier: float,
-) -> tuple[Vector, PenaltyInfo]:
-    """One transition of the DP penalty algorithm.
-
-    Parameters
-    ----------
-    rng : Generator
-        Public randomness: the proposal, then the uniform of the test.
-    theta : ndarray, shape (d,)
-        Current point.
-    propose : callable
-        ``(rng, theta) -> theta'``, symmetric.
-    bound : callable
-        ``theta' - theta ->`` bound on a unit's part of the released ratio, T times B; even, so that
-        both directions of a move get the same noise.
-    noisy_ratio : callable
-        ``(theta, theta') -> float``: the released, tempered log-likelihood ratio. The only part that
-        reads data.
-    log_public : callable
-        ``theta ->`` log prior with Jacobian.
-    noise_multiplier : float
-        z.
-
-    Returns
-    -------
-    theta : ndarray, shape (d,)
-    info : PenaltyInfo
-    """
-    proposal = propose(rng, theta)
-    return penalty_test(
-        theta,
-        proposal,
-        log_u=math.log1p(-rng.random()),
-        bound=bound,
-        noisy_ratio=noisy_ratio,
-        log_public=log_public,
-        noise_multiplier=noise_multiplier,
-    )
-
-
-def penalty_test(
-    theta: Vector,
-    proposal: Vector,
-    *,
-    log_u: float,
-    bound: Callable[[Vector], float],
-    noisy_ratio: Callable[[Vector, Vector], float],
-    log_public: Callable[[Vector], float],
-    noise_multiplier: float,
-    kinetic_ratio: float = 0.0,
-) -> tuple[Vector, PenaltyInfo]:
-    r"""Accept iff :math:`\log u < \hat\lambda + K(p) - K(p') - \sigma^2/2`.
-
-    Ceperley and Dewing (1999); Räisä (2021), section 3.1 and, with momenta, Theorem 4.4.
-
-    Parameters
-    ----------
-    theta, proposal : ndarray, shape (d,)
-        Current and proposed point.
-    log_u : float
-        Logarithm of the test's uniform.
-    bound, noisy_ratio, log_public, noise_multiplier
-        As in :func:`penalty_transition`.
-    kinetic_ratio : float
-        K(p) − K(p′), for proposals that carry a momentum.
-
-    Returns
-    -------
-    theta : ndarray, shape (d,)
-    info : PenaltyInfo
-    """
-    with np.errstate(all="ignore"):  # what overflows is rejected
-        B = bound(proposal - theta)
-    # Decided on public numbers alone: an impossible point, or one too far or too near to tell.
-    if not (math.isfinite(kinetic_ratio) and is_usable_bound(B)):
-        return theta, PenaltyInfo(False, 0.0)
-    log_prior_ratio = log_public(proposal) - log_public(theta)
-    if not log_prior_ratio > -math.inf:
-        return theta, PenaltyInfo(False, 0.0)
-    sigma = noise_sd(B, noise_multiplier)
-    log_ratio = noisy_ratio(theta, proposal) + log_prior_ratio + kinetic_ratio
-    log_alpha = log_ratio - sigma * sigma / 2  # a product may overflow to inf, a power raises
-    accepted = log_u < log_alpha
-    return (proposal if accepted else theta), PenaltyInfo(accepted, math.exp(min(0.0, log_alpha)))
 
 
 @dataclass_state
@@ -163,12 +61,6 @@ class DPPenalty(PrivateStep):
     ----------
     vars : list, optional
         All free variables, if given: a private step shares its chain with no other.
-    draws, tune, chains : int
-        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
-        costs budget, tuning included; `tune` is 0 by default.
-    epsilon, delta : float, optional
-        The budget of the whole run, from which the noise is calibrated. `delta` defaults to
-        the ledger's, or to 0.1 / units without one.
     noise_multiplier : float, optional
         Instead of `epsilon`: z, the noise's standard deviation / sensitivity (the papers' τ is
         z/√n).
@@ -195,17 +87,8 @@ class DPPenalty(PrivateStep):
         see the notes. Default 1: every unit.
     shards : Shards, optional
         Where the records are, if the model holds made-up ones in their place.
-    unit, public, chunk_size, compile_kwargs
-        As in :class:`~pymc_dp.CompiledModel`; settled already if `model` is one.
-    ledger : PrivacyLedger, optional
-        Account of the data set, shared by several analyses.
-    noise : NoiseSource, optional
-        For tests only: ``InsecureSeededNoise(seed)`` makes runs reproducible and void.
-    model : Model or CompiledModel, optional
-    rng : RandomGenerator, optional
-        Public randomness; never drives the noise.
-    blocked : bool
-        Must be true.
+    draws, tune, chains, epsilon, delta, **run
+        As in :class:`~pymc_dp.steps.run.RunSettings`.
 
     Raises
     ------
@@ -221,7 +104,7 @@ class DPPenalty(PrivateStep):
     **Guarantee**: k iterations in all are (ε, δ)-DP with μ² = k/z² in
     :func:`~pymc_dp.privacy.accounting.gaussian_delta` (Räisä, 2021, Theorem 3.2).
 
-    With ``batch_rate`` below 1 the release is that of :class:`~pymc_dp.steps.ratio.MinibatchRatio`
+    With ``batch_rate`` below 1 the release is that of :class:`~pymc_dp.steps.acceptance.NoisyRatio`
     (Räisä, 2021, section 3.4), one PoissonGaussian event per iteration. The penalty then also corrects
     for the sampling, as if its error were normal and its variance known: a bias that is small while
     that variance, about :math:`(T^2 (1-q)/q) \sum_i r_i^2`, is below one. As it grows with n at
@@ -244,113 +127,61 @@ class DPPenalty(PrivateStep):
         self,
         vars: Sequence[Any] | None = None,
         *,
-        draws: int,
-        tune: int = 0,
-        chains: int,
-        epsilon: float | None = None,
-        delta: float | None = None,
         noise_multiplier: float | None = None,
         clip: float | None = None,
         metric: ArrayLike | None = None,
         scale: float | ArrayLike | None = None,
         update: Literal["joint", "one-component", "guided"] = "joint",
         target_accept: float = 0.3,
-        tempering: float | None = None,
+        tempering: float = 1.0,
         batch_rate: float = 1.0,
         shards: Shards | None = None,
-        unit: str | int | ArrayLike | None = None,
-        public: Sequence[str] = (),
-        ledger: PrivacyLedger | None = None,
-        noise: NoiseSource | None = None,
-        chunk_size: int | None = None,
-        model: pm.Model | CompiledModel | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        rng: Any = None,
-        blocked: bool = True,
+        **run: Unpack[RunSettings],
     ):
         if update not in _UPDATES:
             raise PrivacyConfigurationError(
                 f"`update` must be one of {', '.join(map(repr, _UPDATES))}. Found {update!r}."
             )
         self._update = update
-        self._given: dict[str, Any] = {"clip": clip, "metric": metric, "scale": scale}
         self._target_accept = fraction("target_accept", target_accept)
-        self._tempering = (
-            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
-        )
+        self._tempering = fraction("tempering", tempering, one_allowed=True)
         self._rate = check_rate("batch_rate", batch_rate)
-        if shards is not None and self._rate != 1:
-            raise PrivacyConfigurationError(
-                "Samples of units cannot be drawn across shards: leave `batch_rate` out."
-            )
-        super().__init__(
-            vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=noise_multiplier,
-            unit=unit,
-            public=public,
-            ledger=ledger,
-            noise=noise,
-            chunk_size=chunk_size,
-            model=model,
-            compile_kwargs=compile_kwargs,
-            rng=rng,
-            blocked=blocked,
-            shards=shards,
-        )
-        self._ratio = self._build_ratio()
-        self._start_chain()
-
-    def _configure(self, d: int) -> None:
-        clip, metric, scale = self._given["clip"], self._given["metric"], self._given["scale"]
+        super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, shards=shards, **run)
+        d = self.compiled.d
         self._clip = math.sqrt(d) if clip is None else positive("clip", clip)
         self._metric = _metric_factor(metric, d)
-        self._proposal, self._given_scale = proposal_factor(scale, d)
-        if self._update != "joint" and np.count_nonzero(self._proposal) > d:
+        self._proposal, given_scale = proposal_factor(scale, d)
+        if update != "joint" and np.count_nonzero(self._proposal) > d:
             raise PrivacyConfigurationError(
-                f"`scale` must be one number or d of them for update={self._update!r}."
+                f"`scale` must be one number or d of them for update={update!r}."
             )
-
-    def _calibrate(
-        self,
-        epsilon: float | None,
-        delta: float,
-        noise_multiplier: float | None,
-        iterations: int,
-    ) -> tuple[Event, ...]:
-        rate = accounted_rate(self._rate)
-        if epsilon is not None:
-            noise_multiplier = calibrate_noise(
-                epsilon=epsilon, delta=delta, draws=iterations, sampling_rate=rate
-            )
-        self._z = float(noise_multiplier or 0.0)
-        self._first_scale: float = self._given_scale or self._default_scale()
-        return (Gaussian(self._z) if self._rate == 1 else PoissonGaussian(self._z, rate),)
-
-    def _build_ratio(self) -> Ratio:
-        if self._shards is not None:
-            clipped_sums = self._shards.clipped_ratios(
-                self._likelihood, self.compiled.parameters.start
-            )
-            return ShardedRatio(clipped_sums, self._noise, self._z, self._tempering)
-        common = self._likelihood, self._noise, self._z, self._tempering
-        return NoisyRatio(*common) if self._rate == 1 else MinibatchRatio(*common, self._rate)
-
-    def _default_scale(self) -> float:
-        """From public numbers only: what the noise allows, and what n records are likely to."""
-        moved_together = len(self._proposal) if self._update == "joint" else 1
-        posterior = 2.4 / math.sqrt(moved_together * self._tempering * self._roles.n_units)
-        if self._noise_sd_of_scale(posterior) <= _SIGMA_OF_DEFAULT_SCALE:
-            return posterior
-        return float(
-            brentq(
-                lambda scale: self._noise_sd_of_scale(scale) - _SIGMA_OF_DEFAULT_SCALE, 0, posterior
-            )
+        self._z = self.run.multiplier(noise_multiplier, self._rate)
+        moved_together = d if update == "joint" else 1
+        likely = 2.4 / math.sqrt(moved_together * self._tempering * self.roles.n_units)
+        self._first_scale = given_scale or default_scale(likely, self._noise_sd_of_scale)
+        arrays = {
+            name: str(np.asarray(value).tolist())
+            for name, value in (("metric", metric), ("scale", scale))
+            if np.ndim(value) > 0  # type: ignore[arg-type]
+        }
+        self.pays(
+            Gaussian(self._z)
+            if self._rate == 1
+            else PoissonGaussian(self._z, accounted_rate(self._rate)),
+            settings={
+                "clip": self._clip,
+                "metric": "Euclidean",
+                "scale": self._first_scale,
+                "update": update,
+                "tempering": self._tempering,
+                "batch_rate": self._rate,
+                "target_accept": self._target_accept,
+                "typical_noise_sd": self._noise_sd_of_scale(self._first_scale),
+                **arrays,
+            },
         )
+        self._ratio = NoisyRatio(self.curator(), self._z, self._tempering, self._rate)
+        self._start_chain()
 
     def _noise_sd_of_scale(self, scale: float) -> float:
         """σ of a typical proposal: at the root mean square distance.
@@ -360,35 +191,13 @@ class DPPenalty(PrivateStep):
         moved = scale * float(np.linalg.norm(self._metric @ self._proposal))
         if self._update != "joint":
             moved /= math.sqrt(len(self._proposal))
-        T, q, n = self._tempering, self._rate, self._roles.n_units
+        T, q, n = self._tempering, self._rate, self.roles.n_units
         C = release_bound(self._clip * moved, T, q)
         return math.hypot(noise_sd(C, self._z), T * moved * math.sqrt(n * (1 - q) / q))
 
-    def _settings(self) -> dict[str, float | str]:
-        arrays = {
-            name: str(np.asarray(self._given[name]).tolist())
-            for name in ("metric", "scale")
-            if np.ndim(self._given[name]) > 0
-        }
-        return {
-            "clip": self._clip,
-            "metric": "Euclidean",
-            "scale": self._first_scale,
-            "update": self._update,
-            "tempering": self._tempering,
-            "batch_rate": self._rate,
-            "target_accept": self._target_accept,
-            "typical_noise_sd": self._noise_sd_of_scale(self._first_scale),
-            **arrays,
-            **({} if self._shards is None else {"shards": len(self._shards.records)}),
-        }
-
     def _start_chain(self) -> None:
-        self.adaptation = DualAverageAdaptation(
-            self._first_scale, self._target_accept, gamma=0.05, k=0.75, t0=10
-        )
+        self.adaptation = dual_averaging(self._first_scale, self._target_accept)
         self.directions = np.ones(len(self._proposal))
-        self._ratio.forget()
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         tuning = not self.tuning_over
@@ -415,12 +224,10 @@ class DPPenalty(PrivateStep):
             propose=propose,
             bound=lambda move: self._ratio.release_bound(bound(move)),
             noisy_ratio=lambda theta, new: self._ratio(theta, new, bound(new - theta), permit),
-            log_public=self._log_public,
+            log_public=self.log_public,
             noise_multiplier=self._z,
         )
-        if info.accepted:
-            self._ratio.move()
-        elif self._update == "guided":
+        if self._update == "guided" and not info.accepted:
             self.directions[coordinate] *= -1
         if tuning:
             # A function of released numbers: it costs nothing beyond the iteration itself.

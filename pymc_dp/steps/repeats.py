@@ -4,6 +4,7 @@ A step serves one run, and its ledger sees to that. An audit needs thousands of 
 releases none, and compiling takes longer than all of them.
 """
 
+import copy
 import math
 import os
 import sqlite3
@@ -17,8 +18,8 @@ from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.events import Event
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.plans import RunPlan
-from pymc_dp.steps.base import STATS, PrivateStep
-from pymc_dp.steps.settings import Vector
+from pymc_dp.steps.host import STATS, PrivateStep
+from pymc_dp.linalg import Vector
 
 # Statistics that are the same in every run, or name it.
 _CONSTANT = ("epsilon", "delta", "epsilon_spent", "privacy_run", "privacy_plan")
@@ -93,7 +94,7 @@ def runs_of(step: PrivateStep, runs: int, seed: int) -> Iterator[Run]:
     ------
     Run
     """
-    step.ledger = account = _ScratchLedger(step.guarantee.delta)
+    account = _ScratchLedger(step.guarantee.delta)
     parameters = step.compiled.parameters
     start = parameters.point(parameters.start)
     for _ in range(runs):
@@ -101,6 +102,8 @@ def runs_of(step: PrivateStep, runs: int, seed: int) -> Iterator[Run]:
         # A copy for each, so that nothing of one run can reach the next.
         one = object.__new__(type(step))
         one.__dict__.update(vars(step))
+        one.run = copy.copy(step.run)
+        one.run.ledger = account
         try:
             yield _run(one, start, seed)
         except PrivacyError as error:

@@ -29,26 +29,22 @@ noise (in SGLD) all leave a bias that no number of draws removes. They are here 
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import numpy as np
-import pymc as pm
-from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
 
 from pymc_dp.checks import fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
-from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum, poisson_noisy_sum
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.events import Gaussian, PoissonGaussian
+from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate, check_rate
-from pymc_dp.steps.base import PrivateStep, PrivateStepState
-from pymc_dp.steps.settings import Vector
+from pymc_dp.records.questions import Gradient
+from pymc_dp.steps.host import PrivateStep, PrivateStepState
+from pymc_dp.steps.run import RunSettings
 
 _DEFAULT_BATCH = 1000
 # Per iteration: how far the mean moves towards the mode (SGLD), and the friction (SGNHT), for records
@@ -90,54 +86,42 @@ class _StochasticGradientStep(PrivateStep):
         self,
         vars: Sequence[Any] | None = None,
         *,
-        draws: int,
-        tune: int = 0,
-        chains: int,
-        epsilon: float | None = None,
-        delta: float | None = None,
         noise_multiplier: float | None = None,
         gradient_clip: float | None = None,
         step_size: float | None = None,
         batch_rate: float | None = None,
-        tempering: float | None = None,
-        unit: str | int | ArrayLike | None = None,
-        public: Sequence[str] = (),
-        ledger: PrivacyLedger | None = None,
-        noise: NoiseSource | None = None,
-        chunk_size: int | None = None,
-        model: pm.Model | CompiledModel | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        rng: Any = None,
-        blocked: bool = True,
+        tempering: float = 1.0,
+        **run: Unpack[RunSettings],
     ):
-        self._given: dict[str, Any] = {
-            "gradient_clip": gradient_clip,
-            "step_size": step_size,
-            "batch_rate": batch_rate,
-        }
-        self._tempering = (
-            1.0 if tempering is None else fraction("tempering", tempering, one_allowed=True)
+        self._tempering = fraction("tempering", tempering, one_allowed=True)
+        super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, **run)
+        d, n = self.compiled.d, self.roles.n_units
+        self._d = d
+        self._clip = (
+            math.sqrt(d) if gradient_clip is None else positive("gradient_clip", gradient_clip)
         )
-        super().__init__(
-            vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=noise_multiplier,
-            unit=unit,
-            public=public,
-            ledger=ledger,
-            noise=noise,
-            chunk_size=chunk_size,
-            model=model,
-            compile_kwargs=compile_kwargs,
-            rng=rng,
-            blocked=blocked,
+        self._rate = (
+            min(1.0, _DEFAULT_BATCH / n)
+            if batch_rate is None
+            else check_rate("batch_rate", batch_rate)
         )
-        self._gradients = self.compiled.gradients
+        self._z = self.run.multiplier(noise_multiplier, self._rate)
+        self._sigma = self._tempering / self._rate * noise_sd(self._clip, self._z)
+        self._step_size = (
+            self._default_step_size() if step_size is None else positive("step_size", step_size)
+        )
+        self._check_step_size()
+        self.pays(
+            Gaussian(self._z)
+            if self._rate == 1
+            else PoissonGaussian(self._z, accounted_rate(self._rate)),
+            settings=self._settings(),
+        )
+        self._curator = self.curator(derivatives=1)
         self._start_chain()
+
+    def _check_step_size(self) -> None:
+        """Refuse one that the noise leaves no room for."""
 
     @abstractmethod
     def _default_step_size(self) -> float:
@@ -152,42 +136,8 @@ class _StochasticGradientStep(PrivateStep):
 
     def _total_noise_sd(self) -> float:
         """Of the gradient: privacy noise, and what samples of records with scores of about one add."""
-        T, q, n = self._tempering, self._rate, self._roles.n_units
+        T, q, n = self._tempering, self._rate, self.roles.n_units
         return math.hypot(self._sigma, T * math.sqrt(n * (1 - q) / q))
-
-    def _configure(self, d: int) -> None:
-        n, given = self._roles.n_units, self._given
-        self._d = d
-        self._clip = (
-            math.sqrt(d)
-            if given["gradient_clip"] is None
-            else positive("gradient_clip", given["gradient_clip"])
-        )
-        self._rate = (
-            min(1.0, _DEFAULT_BATCH / n)
-            if given["batch_rate"] is None
-            else check_rate("batch_rate", given["batch_rate"])
-        )
-
-    def _calibrate(
-        self,
-        epsilon: float | None,
-        delta: float,
-        noise_multiplier: float | None,
-        iterations: int,
-    ) -> tuple[Event, ...]:
-        rate = accounted_rate(self._rate)
-        if epsilon is not None:
-            noise_multiplier = calibrate_noise(
-                epsilon=epsilon, delta=delta, draws=iterations, sampling_rate=rate
-            )
-        self._z = float(noise_multiplier or 0.0)
-        self._sigma = self._tempering / self._rate * noise_sd(self._clip, self._z)
-        given = self._given["step_size"]
-        self._step_size = (
-            self._default_step_size() if given is None else positive("step_size", given)
-        )
-        return (Gaussian(self._z) if self._rate == 1 else PoissonGaussian(self._z, rate),)
 
     def _settings(self) -> dict[str, float | str]:
         return {
@@ -199,29 +149,20 @@ class _StochasticGradientStep(PrivateStep):
         }
 
     def _noisy_gradient(self, theta: Vector, permit: Permit) -> Vector:
-        common: dict[str, Any] = {
-            "dimension": self._d,
-            "bound": self._clip,
-            "noise_multiplier": self._z,
-            "permit": permit,
-            "noise": self._noise,
-        }
-        if self._rate == 1:
-            released = noisy_sum(self._gradients(theta), **common)
-        else:
-            released = poisson_noisy_sum(
-                lambda units: self._gradients(theta, units),
-                units=self._roles.n_units,
-                sampling_rate=self._rate,
-                **common,
-            )
-        return self._tempering / self._rate * released + self._log_public.gradient(theta)
+        released = self._curator.sum(
+            Gradient(theta),
+            bound=self._clip,
+            noise_multiplier=self._z,
+            permit=permit,
+            sampling_rate=self._rate,
+        )
+        return self._tempering / self._rate * released + self.log_public.gradient(theta)
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         gradient = self._noisy_gradient(theta, permit)
         with np.errstate(all="ignore"):
             new = self._move(theta, gradient)
-        inside = bool(np.isfinite(new).all()) and self._log_public(new) > -math.inf
+        inside = bool(np.isfinite(new).all()) and self.log_public(new) > -math.inf
         self._settle(inside)  # decided on the release and public numbers
         stats = {"accepted": inside, "accept_rate": float(inside), "scale": self._step_size}
         return (new if inside else theta), stats
@@ -234,12 +175,6 @@ class DPSGLD(_StochasticGradientStep):
     ----------
     vars : list, optional
         All free variables, if given: a private step shares its chain with no other.
-    draws, tune, chains : int
-        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain
-        costs budget, tuning included; nothing is tuned, but its draws are dropped.
-    epsilon, delta : float, optional
-        The budget of the whole run, from which the noise is calibrated. `delta` defaults to
-        the ledger's, or to 0.1 / units without one.
     noise_multiplier : float, optional
         Instead of `epsilon`: z, the noise's standard deviation / sensitivity.
     gradient_clip : float, optional
@@ -251,8 +186,10 @@ class DPSGLD(_StochasticGradientStep):
     step_size : float, optional
         η. Default: 0.2/(T n), or less where the gradient's noise would exceed half of the noise
         that Langevin dynamics needs.
-    tempering, unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
+    tempering
         As in :class:`~pymc_dp.DPPenalty`.
+    draws, tune, chains, epsilon, delta, **run
+        As in :class:`~pymc_dp.steps.run.RunSettings`.
 
     Raises
     ------
@@ -271,19 +208,17 @@ class DPSGLD(_StochasticGradientStep):
     name = "dp_sgld"
 
     def _default_step_size(self) -> float:
-        pull = 2 * _DEFAULT_PULL / (self._tempering * self._roles.n_units)
+        pull = 2 * _DEFAULT_PULL / (self._tempering * self.roles.n_units)
         noise = self._total_noise_sd()
         return min(pull, 2 / noise**2) if noise > 0 else pull
 
-    def _calibrate(self, *args: Any) -> tuple[Event, ...]:
-        events = super()._calibrate(*args)
+    def _check_step_size(self) -> None:
         if self._step_size * self._sigma**2 > 4:
             raise PrivacyConfigurationError(
                 f"At `step_size` = {self._step_size:g} the privacy noise alone exceeds the noise of "
                 f"Langevin dynamics: at most {4 / self._sigma**2:g} is possible here. Take a "
                 "smaller one, or a larger `epsilon` or `batch_rate`."
             )
-        return events
 
     def _move(self, theta: Vector, gradient: Vector) -> Vector:
         return langevin_update(
@@ -309,10 +244,10 @@ class DPSGNHT(_StochasticGradientStep):
         exceed half the momentum's own size.
     diffusion : float, optional
         A. Default 0.1/h.
-    vars, draws, tune, chains, epsilon, delta, noise_multiplier, gradient_clip, batch_rate
+    vars, noise_multiplier, gradient_clip, batch_rate, tempering
         As in :class:`DPSGLD`.
-    tempering, unit, public, ledger, noise, chunk_size, model, compile_kwargs, rng, blocked
-        As in :class:`~pymc_dp.DPPenalty`.
+    draws, tune, chains, epsilon, delta, **run
+        As in :class:`~pymc_dp.steps.run.RunSettings`.
 
     Raises
     ------
@@ -336,7 +271,7 @@ class DPSGNHT(_StochasticGradientStep):
         super().__init__(vars, **settings)
 
     def _default_step_size(self) -> float:
-        pull = _DEFAULT_PULL / math.sqrt(self._tempering * self._roles.n_units)
+        pull = _DEFAULT_PULL / math.sqrt(self._tempering * self.roles.n_units)
         noise = self._total_noise_sd()
         return min(pull, 0.5 / noise) if noise > 0 else pull
 

@@ -6,19 +6,25 @@ from scipy import stats
 
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.histogram import PrivateHistogram, bin_counts, counts_of, noisy_counts
+from pymc_dp.privacy.histogram import (
+    PrivateHistogram,
+    bin_counts,
+    count_sd,
+    counts_of,
+    noisy_counts,
+)
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 
 
 def histogram(sizes, z=0.0, seed=0, permit=None, per_octave=2):
-    return PrivateHistogram(
-        iter(sizes),
-        bins_per_octave=per_octave,
+    counts = noisy_counts(
+        lambda: counts_of(iter(sizes), per_octave),
         noise_multiplier=z,
         permit=permit or Permit(0, 0, (Gaussian(z),)),
         noise=InsecureSeededNoise(seed),
     )
+    return PrivateHistogram(counts, count_sd(z), per_octave)
 
 
 def test_quantiles_without_noise():
@@ -101,12 +107,12 @@ def test_noise_alone_puts_no_bin_far_out():
     counts = np.zeros(180)
     counts[120] = 20_000
     lone = sum(
-        PrivateHistogram.of_counts(counts + sd * rng.standard_normal(180), sd, 2).largest > 2.0**20
+        PrivateHistogram(counts + sd * rng.standard_normal(180), sd, 2).largest > 2.0**20
         for _ in range(40_000)
     )
     assert lone <= 1
     counts[170] = 8 * sd  # and what is surely there is kept
-    assert PrivateHistogram.of_counts(counts, sd, 2).largest > 2.0**20
+    assert PrivateHistogram(counts, sd, 2).largest > 2.0**20
 
 
 def test_nothing_is_read_before_the_permit_is_taken():

@@ -7,7 +7,7 @@ import pytest
 
 from pymc_dp.privacy.barker import noisy_batch_mean
 from pymc_dp.privacy.events import BarkerBatch, Gaussian, PoissonGaussian
-from pymc_dp.privacy.histogram import PrivateHistogram
+from pymc_dp.privacy.histogram import counts_of, noisy_counts
 from pymc_dp.privacy.kept_sum import KeptSum, direction
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum, poisson_noisy_sum
@@ -43,8 +43,8 @@ def batches(permit=None):
 
 
 def histograms(permit=None):
-    PrivateHistogram(
-        overflowing(), bins_per_octave=2, noise_multiplier=1.0, permit=permit, noise=NOISE
+    noisy_counts(
+        lambda: counts_of(overflowing(), 2), noise_multiplier=1.0, permit=permit, noise=NOISE
     )
 
 

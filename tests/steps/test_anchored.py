@@ -13,7 +13,7 @@ from scipy import integrate
 import pymc_dp as dp
 from pymc_dp.anchor import model
 from pymc_dp.anchor.build import build_anchor
-from pymc_dp.anchor.matrices import as_matrix, product_covariance
+from pymc_dp.linalg import as_matrix, product_covariance
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
 from pymc_dp.anchor.search import NewtonSearch
 from pymc_dp.likelihood.parameters import ParameterSpace

@@ -1,16 +1,12 @@
-"""What every private step has in common: its plan, its slot in the ledger, its public face."""
+"""What every private step has in common: PyMC's protocol on both lines, and its guards."""
 
-import math
-import secrets
-import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
-import pymc as pm
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pymc.blocking import DictToArrayBijection, RaveledVars
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
@@ -18,23 +14,26 @@ from pymc.util import get_random_generator
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_dp.checks import whole
 from pymc_dp.compat import CHAIN_START, SamplerCall, enclosing_sampler, steps_beside
 from pymc_dp.exceptions import (
     PrivacyConfigurationError,
     UnsupportedModelError,
     refuses_from_outside,
 )
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
-from pymc_dp.privacy.accounting import check_delta, spending_curve
-from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
+from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.events import Event
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.privacy.noise import NoiseSource, SecureNoise
-from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
+from pymc_dp.privacy.noisy_sum import check_units
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.shards import Shards
-from pymc_dp.steps.settings import all_value_vars, check_finite_epsilon
+from pymc_dp.records.measurements import Curator
+from pymc_dp.records.sharded import ShardedRecords
+from pymc_dp.records.shards import Shards
+from pymc_dp.records.sums import LocalRecords, RecordSums
+from pymc_dp.steps.run import Run, RunSettings, checked_settings, remember, signature_with_run
+from pymc_dp.steps.scales import all_value_vars
 
 STATS: dict[str, tuple[Any, list[int]]] = {
     "accepted": (bool, []),
@@ -46,30 +45,10 @@ STATS: dict[str, tuple[Any, list[int]]] = {
     "privacy_run": (np.int64, []),
     "privacy_plan": (np.int64, []),
 }
-"""Every sampler statistic that may leave. Each is a function of noised releases and settings."""
+"""Statistics of every step that may leave. Each is a function of noised releases and settings."""
 
-OWN_STATS = ("unadjusted",)
-"""Statistics of one step alone, which may leave as well."""
-
-# `pm.sample` offers no way to attach a promise to its result, so a draw carries the run's public
-# number, and `release` finds here what the run promised.
-_guarantees: dict[int, Guarantee] = {}
-_steps: "weakref.WeakValueDictionary[int, PrivateStep]" = weakref.WeakValueDictionary()
-
-
-def guarantee_of_run(run_id: int) -> Guarantee | None:
-    """The promise of a run whose step was built in this process."""
-    return _guarantees.get(run_id)
-
-
-def step_of_run(run_id: int) -> "PrivateStep | None":
-    """The step of a run, while it lives in this process."""
-    return _steps.get(run_id)
-
-
-def register_guarantee(guarantee: Guarantee) -> None:
-    """Remember what a run promises, until its result is released."""
-    _guarantees[guarantee.run_id] = guarantee
+RELEASABLE_STATS = set(STATS)
+"""Names of these, and of what single steps add to them: :attr:`PrivateStep.own_stats`."""
 
 
 @dataclass_state
@@ -105,18 +84,31 @@ class _AskedByHost:
 
 
 class PrivateStep(BlockedStep):
-    """Base of the private steps. A subclass says what an iteration releases and makes it.
+    """Base of the private steps: an algorithm adds what an iteration releases, and makes it.
 
-    Building a step compiles the model and checks it; it releases nothing and costs nothing. The
-    run is charged to the ledger at its first chain's start, and each iteration is counted there
-    before data are read for it.
+    A subclass takes its own settings, and ``**run``, the :class:`~pymc_dp.steps.run.RunSettings`. Its
+    ``__init__`` passes these on, says by :meth:`pays` what the run releases, and asks by :meth:`curator` for
+    whom it will ask about the records. Nothing is compiled before that. Building a step releases nothing and
+    costs nothing. The run is charged to the ledger at its first chain's start, and each iteration is counted
+    there before data are read for it.
+
+    Parameters
+    ----------
+    vars : list, optional
+        All free variables, if given.
+    instead : mapping
+        What fixes the cost in place of `epsilon`, by name.
+    shards : Shards, optional
+        Where the records are, if the model holds made-up ones in their place.
+    **run : RunSettings
     """
 
     default_blocked = True
     default_tune_steps = 0
     stats_dtypes = _AskedByHost()
     stats_dtypes_shapes = STATS
-    once: tuple[Event, ...] = ()
+    own_stats: ClassVar[tuple[str, ...]] = ()
+    """Statistics besides :data:`STATS` that a step declares to be functions of releases and settings."""
     _state_class = PrivateStepState
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -125,157 +117,110 @@ class PrivateStep(BlockedStep):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        RELEASABLE_STATS.update(cls.own_stats)
         if "__init__" in vars(cls):
+            parent = getattr(cls.__mro__[1].__init__, "__signature__", None)
+            signature = signature_with_run(cls.__init__, parent)
             cls.__init__ = refuses_from_outside(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
+            without_self = list(signature.parameters.values())[1:]
+            cls.__signature__ = signature.replace(parameters=without_self)  # type: ignore[attr-defined]
 
     def __init__(
         self,
-        vars: Sequence[Any] | None,
+        vars: Sequence[Any] | None = None,
         *,
-        draws: int,
-        tune: int,
-        chains: int,
-        epsilon: float | None,
-        delta: float | None,
-        noise_multiplier: float | None,
-        unit: str | int | ArrayLike | None,
-        public: Sequence[str],
-        ledger: PrivacyLedger | None,
-        noise: NoiseSource | None,
-        chunk_size: int | None,
-        model: pm.Model | CompiledModel | None,
-        compile_kwargs: Mapping[str, Any] | None,
-        rng: Any,
-        blocked: bool,
+        instead: Mapping[str, Any],
         shards: Shards | None = None,
+        **run: Unpack[RunSettings],
     ):
-        draws, tune, chains = (
-            whole("draws", draws, 1),
-            whole("tune", tune, 0),
-            whole("chains", chains, 1),
-        )
-        self._noise: NoiseSource = SecureNoise() if noise is None else noise
-        self._check_budget(epsilon, noise_multiplier)
+        given = checked_settings(type(self).__name__, run)
+        of_run = {
+            name: given[name] for name in ("draws", "tune", "chains", "epsilon", "ledger", "noise")
+        }
+        self.run = Run(type(self).__name__, instead, **of_run)
         if shards is not None and not isinstance(shards, Shards):
             raise PrivacyConfigurationError(
                 f"`shards` must be a pymc_dp.Shards. Found {type(shards).__name__}."
             )
-        self.compiled = compile_model(
-            model, unit=unit, public=public, chunk_size=chunk_size, compile_kwargs=compile_kwargs
-        )
+        of_model = {
+            k: given[k] for k in ("model", "unit", "public", "chunk_size", "compile_kwargs")
+        }
+        self.compiled = compile_model(**of_model)
         self.model, self._shards, in_model = self.compiled.model, shards, self.compiled.roles
-        self._roles = in_model if shards is None else shards.roles(self.model, in_model)
-        check_units(self._roles.n_units)
-        self.vars = all_value_vars(self.model, vars, blocked)
-        if ledger is not None and not isinstance(ledger, PrivacyLedger):
-            raise PrivacyConfigurationError(
-                f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
-                "PrivacyLedger(path) opens the account in a file."
-            )
-        if delta is None:
-            delta = 0.1 / self._roles.n_units if ledger is None else ledger.delta
-        self._delta = check_delta(delta)
-        self._configure(self.compiled.d)
-        self.events = self._calibrate(
-            epsilon, self._delta, noise_multiplier, chains * (tune + draws)
-        )
-        for event in (*self.once, *self.events):
-            if isinstance(event, Gaussian | PoissonGaussian):
-                check_multiplier(event.noise_multiplier, self._noise)
-        self.run_id = secrets.randbits(62)
-        self.iterations = tune + draws
-        self.guarantee = Guarantee(
-            run_id=self.run_id,
-            step=type(self).__name__,
-            events=self.events,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            budget=epsilon,
-            delta=self._delta,
-            unit=self._roles.unit,
-            n_units=self._roles.n_units,
-            n_records=self._roles.n_records,
-            noise=self._noise.name,
-            secure=type(self._noise) is SecureNoise,
-            settings=self._settings(),
-            variables=self._releasable_names(),
-            private_data=tuple(leaf.name for leaf in self._roles.record_data if leaf.private),
-            public_data=self._roles.public_data,
-            record_dims=tuple(sorted(self._roles.record_dims)),
-            once=self.once,
-        )
-        register_guarantee(self.guarantee)
-        _steps[self.run_id] = self
-        if ledger is not None and not self.guarantee.secure:
-            raise PrivacyConfigurationError(
-                "A ledger accounts for real guarantees; a run with insecure noise has none. Leave "
-                "`ledger` out, or `noise`."
-            )
-        self.ledger = ledger or PrivacyLedger(epsilon=math.inf, delta=self._delta)
-        self._likelihood, self._log_public = self.compiled.likelihood, self.compiled.log_public
-        self._spent = (
-            spending_curve(self.events, self.iterations, self._delta)
-            if self.guarantee.valid
-            else np.full(self.iterations, math.inf)
-        )
-        self.rng = get_random_generator(rng)
+        self.roles = in_model if shards is None else shards.roles(self.model, in_model)
+        check_units(self.roles.n_units)
+        self.vars = all_value_vars(self.model, vars, given["blocked"])
+        self.run.open_account(given["delta"], self.roles.n_units)
+        self.run_id, self.iterations = self.run.run_id, self.run.iterations
+        self.rng = get_random_generator(given["rng"])
         self.slot, self.used, self.tuning_over = -1, 0, False
         self._left_at: dict[str, NDArray[Any]] | None = None
 
+    # -- for a subclass ------------------------------------------------------------------------
+
+    def pays(
+        self,
+        *events: Event,
+        once: tuple[Event, ...] = (),
+        settings: Mapping[str, float | str],
+    ) -> None:
+        """Fix the run's plan. Last of what is decided without compiling anything.
+
+        Parameters
+        ----------
+        *events : Event
+            Releases of one iteration.
+        once : tuple of Event
+            Releases before the first iteration, for all chains together.
+        settings : mapping
+            To put on record in the metadata: functions of what the user has set, and of public numbers.
+        """
+        roles = self.roles
+        shards = {} if self._shards is None else {"shards": len(self._shards.records)}
+        self.run.pays(
+            *events,
+            once=once,
+            unit=roles.unit,
+            n_units=roles.n_units,
+            n_records=roles.n_records,
+            settings={**settings, **shards},
+            variables=self._releasable_names(),
+            private_data=tuple(leaf.name for leaf in roles.record_data if leaf.private),
+            public_data=roles.public_data,
+            record_dims=tuple(sorted(roles.record_dims)),
+        )
+        remember(self)
+
+    def curator(self, derivatives: int = 0) -> Curator:
+        """Whom to ask about the records, wherever they are. Compiles what that takes.
+
+        Parameters
+        ----------
+        derivatives : {0, 1, 2}
+            Of the log-likelihood, how many will be asked for.
+        """
+        records: RecordSums = (
+            local := LocalRecords(self.compiled, derivatives, self.roles.n_units)
+        )
+        if self._shards is not None:
+            records = ShardedRecords(self._shards, local, self.compiled.parameters.start)
+        return Curator(records, self.run.noise)
+
+    @property
+    def log_public(self) -> PublicLogDensity:
+        """Log prior with Jacobian."""
+        return self.compiled.log_public
+
     def _releasable_names(self) -> tuple[str, ...]:
         """Parameters, public deterministics, and public constants without a label per record."""
-        aligned = {leaf.name for leaf in self._roles.record_data}
-        constants = [name for name in self._roles.public_data if name not in aligned]
+        aligned = {leaf.name for leaf in self.roles.record_data}
+        constants = [name for name in self.roles.public_data if name not in aligned]
         parameters = [v.name for v in (*self.model.unobserved_RVs, *self.model.value_vars)]
         return (*parameters, *constants)
 
-    # -- what a subclass provides -------------------------------------------------------------
-
-    def _check_budget(self, epsilon: float | None, noise_multiplier: float | None) -> None:
-        """Refuse a budget and a multiplier that contradict each other, or protect nothing."""
-        if (epsilon is None) == (noise_multiplier is None):
-            raise PrivacyConfigurationError(
-                "Give either a budget (`epsilon`, and `delta` if not 0.1 / units) or a "
-                "`noise_multiplier`, which then fixes the ε that is spent."
-            )
-        if epsilon is not None:
-            check_finite_epsilon(epsilon)
-        if noise_multiplier is not None:
-            z = noise_multiplier
-            if not (isinstance(z, int | float) and math.isfinite(z) and z >= 0):
-                raise PrivacyConfigurationError(
-                    f"`noise_multiplier` must be a positive number. Found {z!r}."
-                )
-            if z == 0 and self._noise.secure:
-                raise PrivacyConfigurationError(
-                    "`noise_multiplier=0` releases the data as they are. To debug without noise, "
-                    "say so: add `noise=InsecureSeededNoise(seed)`; the result will carry no "
-                    "guarantee."
-                )
-
     @abstractmethod
-    def _configure(self, d: int) -> None:
-        """Check the settings that depend on the number of unconstrained parameters."""
-
-    @abstractmethod
-    def _calibrate(
-        self,
-        epsilon: float | None,
-        delta: float,
-        noise_multiplier: float | None,
-        iterations: int,
-    ) -> tuple[Event, ...]:
-        """Releases of one iteration, from the budget or from the multipliers."""
-
-    @abstractmethod
-    def _settings(self) -> dict[str, float | str]:
-        """Settings to put on record in the metadata."""
-
-    @abstractmethod
-    def _iterate(
-        self, theta: NDArray[np.float64], permit: Permit
-    ) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         """One transition, and its own part of :data:`STATS`."""
 
     def _start_chain(self) -> None:
@@ -285,21 +230,33 @@ class PrivateStep(BlockedStep):
         """More groups for a released result, from what is released in it."""
         return {}
 
+    def summary(self) -> list[str]:
+        """What there is to say of a run beside its acceptance rate: functions of what it released."""
+        return []
+
+    # -- what a run is to its users ------------------------------------------------------------
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the run promises."""
+        return self.run.guarantee
+
+    @property
+    def ledger(self) -> PrivacyLedger:
+        """The account that it is charged to."""
+        return self.run.ledger
+
     # -- the chain ----------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Do what all chains share, before they start in processes of their own."""
-        self.reserve()
-
-    def reserve(self) -> None:
-        """Charge the whole run to the ledger; again and again costs nothing more."""
-        self.ledger.reserve(*self.guarantee.plans)
+        self.run.reserve()
 
     def _begin(self, rng: Any) -> None:
         self.rng = get_random_generator(rng, copy=False)
         self._check_unchanged()
-        self.reserve()
-        self.slot = self.ledger.claim(self.guarantee.run_plan)
+        self.run.reserve()
+        self.slot = self.run.claim()
         self.used, self.tuning_over, self._left_at = 0, False, None
         self._start_chain()
 
@@ -319,17 +276,17 @@ class PrivateStep(BlockedStep):
         self._check_phase()
         self._check_point(point)
         if self.slot < 0:
-            self.reserve()
-            self.slot = self.ledger.claim(self.guarantee.run_plan)
-        permit = self.ledger.charge(self.guarantee.run_plan, self.slot, self.used)
+            self.run.reserve()
+            self.slot = self.run.claim()
+        permit = self.run.charge(self.slot, self.used)
         self.used += 1
         # A user who has floating point errors raised would lose the run to one in released numbers.
         with np.errstate(all="ignore"):
             theta, info = self._iterate(np.asarray(start.data, dtype=np.float64), permit)
         stats = {
             "epsilon": self.guarantee.epsilon,
-            "delta": self.guarantee.delta,
-            "epsilon_spent": self._spent[self.used - 1],
+            "delta": self.run.delta,
+            "epsilon_spent": self.run.spent[self.used - 1],
             "privacy_run": self.run_id,
             "privacy_plan": self.guarantee.fingerprint,
             **info,

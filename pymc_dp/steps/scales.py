@@ -1,19 +1,50 @@
-"""Checks of step settings: numbers, symmetric positive definite matrices, variables."""
+"""How far moves go: proposal scales, their defaults and their tuning; and which variables move."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pymc as pm
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+from pymc.step_methods.step_sizes import DualAverageAdaptation
 from pymc.util import get_value_vars_from_user_vars
+from scipy.optimize import brentq
 
 from pymc_dp.checks import positive
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
-from pymc_dp.privacy.accounting import check_epsilon
+from pymc_dp.linalg import Vector
 
-Vector = NDArray[np.float64]
+SIGMA_OF_DEFAULTS = 1.6
+"""Default scales aim at this noise in the log acceptance ratio: E min(1, e^X) is 0.42 then."""
+
+_SMALLEST_SCALE, _HUGE = 1e-12, 1e6
+
+
+def default_scale(likely: float, noise_sd: Callable[[float], float]) -> float:
+    """What n records are likely to allow, or what the noise does if that is less.
+
+    Parameters
+    ----------
+    likely : float
+        From the number of records.
+    noise_sd : callable
+        ``scale -> σ`` of a typical proposal, increasing; infinite where there is no such proposal.
+    """
+    if noise_sd(likely) <= SIGMA_OF_DEFAULTS:
+        return likely
+
+    def excess(log_scale: float) -> float:
+        return min(noise_sd(math.exp(log_scale)), _HUGE) - SIGMA_OF_DEFAULTS
+
+    if excess(math.log(_SMALLEST_SCALE)) > 0:
+        return _SMALLEST_SCALE
+    return math.exp(brentq(excess, math.log(_SMALLEST_SCALE), math.log(likely)))
+
+
+def dual_averaging(first: float, target_accept: float) -> DualAverageAdaptation:
+    """Tuning of a scale on the acceptance rate of noisy tests, with the constants of PyMC's own."""
+    return DualAverageAdaptation(first, target_accept, gamma=0.05, k=0.75, t0=10)
 
 
 def covariance_like(name: str, value: ArrayLike, d: int) -> Vector:
@@ -46,16 +77,6 @@ def proposal_factor(scale: float | ArrayLike | None, d: int) -> tuple[Vector, fl
         return np.eye(d), positive("scale", scale)
     array = covariance_like("scale", scale, d)
     return (np.diag(array) if array.ndim == 1 else lower_factor(array)), 1.0
-
-
-def check_finite_epsilon(epsilon: float) -> None:
-    """Refuse an ε that is not a positive, finite number."""
-    check_epsilon(epsilon)
-    if math.isinf(epsilon):
-        raise PrivacyConfigurationError(
-            "`epsilon` must be finite. To debug without noise, say so: `noise_multiplier=0, "
-            "noise=InsecureSeededNoise(seed)`."
-        )
 
 
 def all_value_vars(model: pm.Model, vars: Sequence[Any] | None, blocked: bool) -> list[Any]:

@@ -1,0 +1,323 @@
+"""The run behind a step: its size, its budget, its account, and what it promises."""
+
+import inspect
+import math
+import secrets
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Required, TypedDict
+
+import numpy as np
+import pymc as pm
+from numpy.typing import ArrayLike, NDArray
+
+from pymc_dp.checks import whole
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.privacy.accounting import check_delta, check_epsilon, spending_curve
+from pymc_dp.privacy.calibration import calibrate_noise
+from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
+from pymc_dp.privacy.guarantee import Guarantee
+from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.privacy.noise import NoiseSource, SecureNoise
+from pymc_dp.privacy.noisy_sum import check_multiplier
+from pymc_dp.privacy.plans import Permit
+from pymc_dp.privacy.subsampling import accounted_rate
+
+if TYPE_CHECKING:
+    from pymc_dp.steps.host import PrivateStep
+
+
+class RunSettings(TypedDict, total=False):
+    """What every private step takes besides the settings of its algorithm.
+
+    Parameters
+    ----------
+    draws, tune, chains : int
+        The run's plan, the same numbers that ``pm.sample`` gets. Every iteration of every chain costs budget,
+        tuning included; `tune` is 0 by default.
+    epsilon, delta : float, optional
+        The budget of the whole run, from which the noise is calibrated. `delta` defaults to the ledger's, or
+        to 0.1 / units without one.
+    unit, public, chunk_size, compile_kwargs
+        As in :class:`~pymc_dp.CompiledModel`; settled already if `model` is one.
+    ledger : PrivacyLedger, optional
+        Account of the data set, shared by several analyses.
+    noise : NoiseSource, optional
+        For tests only: ``InsecureSeededNoise(seed)`` makes runs reproducible and void.
+    model : Model or CompiledModel, optional
+        Default: the one whose context the step is built in.
+    rng : RandomGenerator, optional
+        Public randomness; never drives the noise.
+    blocked : bool
+        Must be true.
+    """
+
+    draws: Required[int]
+    tune: int
+    chains: Required[int]
+    epsilon: float | None
+    delta: float | None
+    unit: str | int | ArrayLike | None
+    public: Sequence[str]
+    ledger: PrivacyLedger | None
+    noise: NoiseSource | None
+    chunk_size: int | None
+    model: pm.Model | CompiledModel | None
+    compile_kwargs: Mapping[str, Any] | None
+    rng: Any
+    blocked: bool
+
+
+_DEFAULTS: dict[str, Any] = dict.fromkeys(RunSettings.__annotations__) | {
+    "tune": 0, "public": (), "blocked": True,
+}  # fmt: skip
+_FIRST = ("draws", "tune", "chains", "epsilon", "delta")
+
+
+_REQUIRED = tuple(sorted(RunSettings.__required_keys__))
+
+
+def signature_with_run(
+    function: Callable[..., Any], parent: inspect.Signature | None
+) -> inspect.Signature:
+    """The signature of a step's ``__init__``, with what it passes on in place of ``**run``.
+
+    Parameters
+    ----------
+    function : callable
+    parent : Signature or None
+        Of the step that it passes them to, if that is another algorithm's.
+    """
+    own = inspect.signature(function)
+    passed_on = [name for name, p in own.parameters.items() if p.kind is p.VAR_KEYWORD]
+    found = {name: p for name, p in own.parameters.items() if name not in passed_on}
+    if not passed_on:
+        return own
+    for name, hint in RunSettings.__annotations__.items():
+        default = inspect.Parameter.empty if name in _REQUIRED else _DEFAULTS[name]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        found[name] = inspect.Parameter(name, kind, default=default, annotation=hint)
+    inherited = parent.parameters if parent is not None else {}
+    found |= {name: p for name, p in inherited.items() if name not in found}
+    # What a run costs stands first, what is about the model last.
+    order = {name: k - len(_FIRST) for k, name in enumerate(_FIRST)}
+    order |= {name: 1 for name in _DEFAULTS if name not in _FIRST}
+    parameters = sorted(found.values(), key=lambda p: (p.kind, order.get(p.name, 0)))
+    return own.replace(parameters=parameters)
+
+
+def checked_settings(step: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a run, with the defaults of those that are not given.
+
+    Raises
+    ------
+    TypeError
+        If one is missing, or is none.
+    """
+    for name in _REQUIRED:
+        if name not in given:
+            raise TypeError(f"{step}() missing 1 required keyword-only argument: {name!r}")
+    for name in given:
+        if name not in _DEFAULTS:
+            raise TypeError(f"{step}() got an unexpected keyword argument {name!r}")
+    return _DEFAULTS | dict(given)
+
+
+class Run:
+    """Size, budget and account of one run: what it releases is charged here, and promised here.
+
+    Nothing of it depends on data. A step says what it releases by :meth:`pays`.
+
+    Parameters
+    ----------
+    step : str
+        The algorithm's name.
+    instead : mapping
+        What fixes the cost in place of `epsilon`, by name; empty if nothing can.
+    draws, tune, chains, epsilon, ledger, noise
+        As in :class:`RunSettings`.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If a setting is out of its range, or the budget and what stands for it contradict each other.
+    """
+
+    guarantee: Guarantee
+
+    def __init__(
+        self,
+        step: str,
+        instead: Mapping[str, Any],
+        *,
+        draws: int,
+        tune: int,
+        chains: int,
+        epsilon: float | None,
+        ledger: PrivacyLedger | None,
+        noise: NoiseSource | None,
+    ):
+        self.step = step
+        self.draws = whole("draws", draws, 1)
+        self.tune = whole("tune", tune, 0)
+        self.chains = whole("chains", chains, 1)
+        self.noise: NoiseSource = SecureNoise() if noise is None else noise
+        self.secure = type(self.noise) is SecureNoise
+        self._check_budget(epsilon, instead)
+        self.epsilon = epsilon
+        if ledger is not None and not isinstance(ledger, PrivacyLedger):
+            raise PrivacyConfigurationError(
+                f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
+                "PrivacyLedger(path) opens the account in a file."
+            )
+        if ledger is not None and not self.secure:
+            raise PrivacyConfigurationError(
+                "A ledger accounts for real guarantees; a run with insecure noise has none. Leave "
+                "`ledger` out, or `noise`."
+            )
+        self._given_ledger = ledger
+        self.run_id = secrets.randbits(62)
+
+    def _check_budget(self, epsilon: float | None, instead: Mapping[str, Any]) -> None:
+        if not instead and epsilon is None:
+            raise PrivacyConfigurationError(
+                f"{self.step} needs a budget: `epsilon`, and `delta` if not 0.1 / units."
+            )
+        for name, value in instead.items():
+            if (epsilon is None) == (value is None):
+                raise PrivacyConfigurationError(
+                    "Give either a budget (`epsilon`, and `delta` if not 0.1 / units) or a "
+                    f"`{name}`, which then fixes the ε that is spent."
+                )
+            if value is not None and name.endswith("multiplier"):
+                self._check_multiplier(name, value)
+        if epsilon is not None:
+            check_finite_epsilon(epsilon)
+
+    def _check_multiplier(self, name: str, z: Any) -> None:
+        """Refuse a multiplier that is none, or that protects nothing."""
+        if not (isinstance(z, int | float) and math.isfinite(z) and z >= 0):
+            raise PrivacyConfigurationError(f"`{name}` must be a positive number. Found {z!r}.")
+        if z == 0 and self.noise.secure:
+            raise PrivacyConfigurationError(
+                f"`{name}=0` releases the data as they are. To debug without noise, "
+                "say so: add `noise=InsecureSeededNoise(seed)`; the result will carry no "
+                "guarantee."
+            )
+
+    def open_account(self, delta: float | None, n_units: int) -> None:
+        """Settle δ, and whose ledger is charged."""
+        ledger = self._given_ledger
+        if delta is None:
+            delta = 0.1 / n_units if ledger is None else ledger.delta
+        self.delta = check_delta(delta)
+        self.ledger = ledger or PrivacyLedger(epsilon=math.inf, delta=self.delta)
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of one chain, tuning included."""
+        return self.tune + self.draws
+
+    def multiplier(self, given: float | None = None, sampling_rate: float = 1.0) -> float:
+        """Noise multiplier z of one Gaussian release per iteration, for all of the budget.
+
+        Parameters
+        ----------
+        given : float, optional
+            z, if there is no budget.
+        sampling_rate : float
+            Of the units, if the release is about a secret sample.
+        """
+        if self.epsilon is None:
+            return float(given or 0.0)
+        return calibrate_noise(
+            epsilon=self.epsilon, delta=self.delta, draws=self.chains * self.iterations,
+            sampling_rate=accounted_rate(sampling_rate),
+        )  # fmt: skip
+
+    def multiplier_of_one(self) -> float:
+        """Noise multiplier of a single Gaussian release that costs the whole budget."""
+        assert self.epsilon is not None
+        return calibrate_noise(epsilon=self.epsilon, delta=self.delta, draws=1)
+
+    def pays(self, *events: Event, once: tuple[Event, ...] = (), **what: Any) -> None:
+        """Fix what the run releases, and so what it promises.
+
+        Parameters
+        ----------
+        *events : Event
+            Releases of one iteration.
+        once : tuple of Event
+            Releases before the first, for all chains together.
+        **what
+            The rest of the :class:`~pymc_dp.privacy.guarantee.Guarantee`.
+        """
+        for event in (*once, *events):
+            if isinstance(event, Gaussian | PoissonGaussian):
+                check_multiplier(event.noise_multiplier, self.noise)
+        self.guarantee = Guarantee(
+            run_id=self.run_id, step=self.step, events=events, once=once, draws=self.draws,
+            tune=self.tune, chains=self.chains, budget=self.epsilon, delta=self.delta,
+            noise=self.noise.name, secure=self.secure, **what,
+        )  # fmt: skip
+        self.spent: NDArray[np.float64] = (
+            spending_curve(events, self.iterations, self.delta, once)
+            if self.guarantee.valid
+            else np.full(self.iterations, math.inf)
+        )
+
+    # -- the account --------------------------------------------------------------------------------
+
+    def reserve(self) -> None:
+        """Charge the whole run to the ledger; again and again costs nothing more."""
+        self.ledger.reserve(*self.guarantee.plans)
+
+    def claim(self) -> int:
+        """Take a chain's slot."""
+        return self.ledger.claim(self.guarantee.run_plan)
+
+    def charge(self, slot: int, used: int) -> Permit:
+        """Count an iteration of a slot, and get its permit."""
+        return self.ledger.charge(self.guarantee.run_plan, slot, used)
+
+    def charge_first(self) -> Permit:
+        """Count what is released before the first iteration, and get its permit."""
+        first = self.guarantee.first_plan
+        return self.ledger.charge(first, self.ledger.claim(first), 0)
+
+    def settle(self, released: tuple[Event, ...]) -> bool:
+        """Close a run that gave up before its first iteration; whether the rest was given back."""
+        plans = zip(self.guarantee.plans, (released, ()), strict=True)
+        return all(self.ledger.settle(plan, events) for plan, events in plans)
+
+
+def check_finite_epsilon(epsilon: float) -> None:
+    """Refuse an ε that is not a positive, finite number."""
+    if math.isinf(check_epsilon(epsilon)):
+        raise PrivacyConfigurationError(
+            "`epsilon` must be finite. To debug without noise, say so: `noise_multiplier=0, "
+            "noise=InsecureSeededNoise(seed)`."
+        )
+
+
+# `pm.sample` offers no way to attach a promise to its result, so a draw carries the run's public
+# number, and `release` finds here what the run promised.
+_guarantees: dict[int, Guarantee] = {}
+_steps: "weakref.WeakValueDictionary[int, PrivateStep]" = weakref.WeakValueDictionary()
+
+
+def remember(step: "PrivateStep") -> None:
+    """Keep what a run promises, until its result is released."""
+    _guarantees[step.run.run_id] = step.run.guarantee
+    _steps[step.run.run_id] = step
+
+
+def guarantee_of_run(run_id: int) -> Guarantee | None:
+    """The promise of a run whose step was built in this process."""
+    return _guarantees.get(run_id)
+
+
+def step_of_run(run_id: int) -> "PrivateStep | None":
+    """The step of a run, while it lives in this process."""
+    return _steps.get(run_id)
