@@ -34,10 +34,10 @@ from pymc_dp.prediction import predict
 from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_draws
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import InsecureSeededNoise
+from pymc_dp.records.shards import Shards
 from pymc_dp.report import PrivacyReport, privacy_report
 from pymc_dp.results import release
 from pymc_dp.sampling import sample
-from pymc_dp.records.shards import Shards
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.exponential import DPExponentialFamily

@@ -18,13 +18,13 @@ from numpy.typing import ArrayLike
 from pymc_dp.checks import fraction, whole
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, refuses_from_outside
 from pymc_dp.likelihood.roles import Roles, find_roles
+from pymc_dp.linalg import Vector
 from pymc_dp.privacy.accounting import check_delta, check_epsilon
 from pymc_dp.privacy.distinguishing import Bound, discriminant, lower_bound
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.repeats import numbers_of, runs_of
-from pymc_dp.linalg import Vector
 from pymc_dp.tables import as_html, as_text
 
 # Of the runs on each data set. The rest tests.

@@ -17,9 +17,9 @@ from pymc_dp.plan import plan
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.results import release, still_chains
 from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
+from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.penalty import DPPenalty
 
 # A child of PyMC's own logger: messages appear where PyMC's do, and are silenced with them.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.steps.base import STATS
+from pymc_dp.steps.statistics import STATS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -138,7 +138,7 @@ def replayed(monkeypatch):
                 monkeypatch.setattr(module, release, on_tape(getattr(module, release)))
     monkeypatch.setattr(KeptSum, "release", on_tape(KeptSum.release))
     # The name of a run is random, and seeds what is drawn from its anchor.
-    monkeypatch.setattr("pymc_dp.steps.base.secrets.randbits", lambda bits: 7)
+    monkeypatch.setattr("pymc_dp.steps.run.secrets.randbits", lambda bits: 7)
 
     def rewind():
         assert tape

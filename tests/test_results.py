@@ -90,7 +90,7 @@ def test_release_in_another_process(raw, logistic, tmp_path, monkeypatch):
         dp.DPPenalty(epsilon=e, delta=1e-4, draws=12, chains=2, model=logistic(), **FAST)
         for e in (1.0, 2.0)
     ]
-    monkeypatch.setattr("pymc_dp.steps.base._guarantees", {})
+    monkeypatch.setattr("pymc_dp.steps.run._guarantees", {})
     with pytest.raises(dp.PrivacyError, match="step=step"):
         dp.release(loaded)
     with pytest.raises(dp.PrivacyError, match="was not built with"):
@@ -103,7 +103,7 @@ def test_release_in_another_process(raw, logistic, tmp_path, monkeypatch):
 def test_a_released_result_keeps_its_list_of_variables(raw, tmp_path, monkeypatch):
     """Whatever is added to it later, in any process, is not covered and goes."""
     safe = dp.release(raw)
-    monkeypatch.setattr("pymc_dp.steps.base._guarantees", {})
+    monkeypatch.setattr("pymc_dp.steps.run._guarantees", {})
     groups = groups_of(safe)
     posterior = groups["posterior"].assign(leak=groups["posterior"]["beta"] * 2)
     extended = from_groups(groups | {"posterior": posterior}, root_attrs(safe), like=safe)

@@ -41,13 +41,16 @@ class Expansion:
 
     def is_like(self, other: "Expansion") -> bool:
         """Whether the residuals of both are the same."""
-        a, b = self.anchor, other.anchor
-        numbers = [
-            (a.theta0, b.theta0), (a.W, b.W), (a.order, b.order), (a.gradient_clip, b.gradient_clip),
-            (a.hessian_clip, b.hessian_clip), (self.tempering, other.tempering),
-            *([(a.curvature, b.curvature)] if a.order == 1 else []),
-        ]  # fmt: skip
-        return all(np.array_equal(x, y) for x, y in numbers)
+        return all(
+            np.array_equal(mine, its)
+            for mine, its in zip(self._numbers, other._numbers, strict=True)
+        )
+
+    @property
+    def _numbers(self) -> list[Any]:
+        a = self.anchor
+        shared = a.curvature if a.order == 1 else 0.0
+        return [a.theta0, a.W, a.order, a.gradient_clip, a.hessian_clip, self.tempering, shared]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,101 +1,107 @@
-"""What an owner will answer, how often, and with how much noise: fixed by the owner, known to all."""
+"""What may be asked of an owner, and answered: known to all sides."""
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pymc_dp.exceptions import PrivacyError
+from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.parameters import ParameterSpace
-from pymc_dp.privacy.events import Event, Gaussian
+from pymc_dp.linalg import Vector, norms
+from pymc_dp.privacy.noisy_sum import check_bound
+from pymc_dp.records.questions import Gradient, Hessian, LogLikelihoodRatio, Question, Units
+from pymc_dp.records.sums import LocalRecords
 
-Vector = NDArray[np.float64]
 Answer = Mapping[str, Vector]
 Ask = Callable[[str, Mapping[str, Vector]], list[Answer]]
 """Sends one request to all owners and collects their answers, in the same order every time."""
 
-# In the search groups of records have to be seen through more noise; in the last look bounds are wanted exactly.
-BINS_PER_OCTAVE = {"search_sizes": 1, "anchor_sizes": 2}
-
-# Shares of what the surrogate costs, of μ²: sizes and terms in the search, sizes and a count of what is
-# clipped in the last look, whose terms get the rest. The bounds of the last look decide how much noise is in
-# the result, and whose records count in it.
-_SEARCH_SIZES, _SEARCH, _ANCHOR_SIZES, _CLIPPED = 0.12, 0.2, 0.06, 0.01
-# Within a look, gradient and Hessian.
-_SEARCH_GRADIENT, _ANCHOR_GRADIENT = 0.6, 0.75
-# Shares are added up in floating point; together they must not exceed the whole.
-_ROUNDING = 1 + 1e-9
+RATIO = "ratio"
+SIZES = ("gradient_sizes", "hessian_sizes")
+SUMS = ("gradient", "hessian", "clipped")
+MOST_BINS = 8
+"""Bins per octave that a histogram may be asked for."""
+CLIPPED_BOUND = math.sqrt(0.5)
+"""Norm of a unit's two marks, in the count of what is clipped."""
 
 
-@dataclass(frozen=True)
-class Releases:
-    """How often a kind of request is answered, and the noise of each part of an answer.
+@dataclass(frozen=True, eq=False)
+class Clipped:
+    """Whether a unit's gradient, and whether its Hessian, is longer than a bound: 1/2 or −1/2 each.
+
+    Rather than 0 and 1: half the sensitivity. What is not finite becomes 0 in a sum, and counts.
 
     Parameters
     ----------
-    count : int
-        Number of answers.
-    multipliers : tuple of float
-        z of each release that an answer is made of.
+    theta : ndarray, shape (d,)
+    W : ndarray, shape (d, d)
+    bounds : ndarray, shape (2,)
     """
 
-    count: int
-    multipliers: tuple[float, ...]
+    theta: Vector
+    W: Vector
+    bounds: Vector
+    dimension = 2
 
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The releases of one answer."""
-        return tuple(Gaussian(z) for z in self.multipliers)
+    def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`~pymc_dp.records.questions.Question`."""
+        asked = Gradient(self.theta, self.W), Hessian(self.theta, self.W)
+        sizes = [np.concatenate([*map(norms, of.terms(records, units))]) for of in asked]
+        yield np.where(np.stack(sizes, axis=1) <= self.bounds, -0.5, 0.5)
 
 
-def divide(z: float, rounds: int, ratios: int, ratio_share: float) -> dict[str, Releases]:
-    r"""Divide one Gaussian release of multiplier z among all that an owner will answer.
+def shapes_of(kind: str, d: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the numbers that a request consists of."""
+    if kind == RATIO:
+        return {"theta": (d,), "proposal": (d,), "bound": ()}
+    at: dict[str, tuple[int, ...]] = {"theta": (d,), "W": (d, d), "share": ()}
+    if kind in SIZES:
+        return at | {"bins_per_octave": ()}
+    return at | ({"bounds": (2,)} if kind == "clipped" else {"bound": ()})
 
-    m releases that get the share f of :math:`\mu^2 = 1/z^2` have the multiplier :math:`z\sqrt{m/f}` each.
 
-    Parameters
-    ----------
-    z : float
-        Multiplier of a single release that would cost the whole budget.
-    rounds : int
-        Rounds of the search for a surrogate; 0 for none.
-    ratios : int
-        Iterations of a chain; 0 for none.
-    ratio_share : float
-        The chain's share, if there are both.
+def checked(kind: str, request: Mapping[str, Vector], d: int) -> dict[str, Vector]:
+    """The request's numbers, as private copies of known shapes.
 
-    Returns
-    -------
-    dict of str to Releases
-        By kind of request.
+    Raises
+    ------
+    PrivacyConfigurationError
+        If they are not what such a request consists of, or out of their range.
     """
-    for_ratios = 0.0 if not ratios else ratio_share if rounds else 1.0
-    kinds = {}
+    shapes, values = shapes_of(kind, d), {}
+    for name in shapes:
+        value = request.get(name)
+        if (
+            set(request) != set(shapes)
+            or not isinstance(value, np.ndarray | np.float64)
+            or value.dtype != np.float64
+            or value.shape != shapes[name]
+            or not np.isfinite(value).all()
+        ):
+            raise PrivacyConfigurationError(
+                f"A {kind!r} request consists of finite float64 arrays of shapes {shapes}."
+            )
+        values[name] = np.array(value)
+    for bound in np.ravel(values.get("bounds", values.get("bound", 1.0))):
+        check_bound(float(bound))
+    if float(values.get("bins_per_octave", 1.0)) not in range(1, MOST_BINS + 1):
+        raise PrivacyConfigurationError(f"`bins_per_octave` is 1 to {MOST_BINS}.")
+    if not 0 < float(values.get("share", 1.0)) <= 1:
+        raise PrivacyConfigurationError("`share` must lie between 0 and 1.")
+    return values
 
-    def add(kind: str, count: int, *shares: float) -> None:
-        kinds[kind] = Releases(
-            count, tuple(z * _ROUNDING * math.sqrt(count / share) for share in shares)
-        )
 
-    if rounds:
-        whole = 1 - for_ratios
-        anchor = whole * (1 - _SEARCH_SIZES - _SEARCH - _ANCHOR_SIZES - _CLIPPED)
-        add("search_sizes", rounds, *_parts(whole * _SEARCH_SIZES, 0.5))
-        add("search", rounds, *_parts(whole * _SEARCH, _SEARCH_GRADIENT))
-        add("anchor_sizes", 1, *_parts(whole * _ANCHOR_SIZES, 0.5))
-        add("anchor", 1, *_parts(anchor, _ANCHOR_GRADIENT), whole * _CLIPPED)
-    if ratios:
-        add("ratio", ratios, for_ratios)
-    return kinds
-
-
-def _parts(share: float, first: float) -> tuple[float, float]:
-    return share * first, share * (1 - first)
+def question(kind: str, values: Mapping[str, Vector]) -> Question:
+    """What a request asks of the owner's records."""
+    if kind == RATIO:
+        return LogLikelihoodRatio(values["theta"], values["proposal"])
+    if kind == "clipped":
+        return Clipped(values["theta"], values["W"], values["bounds"])
+    of = Gradient if kind.startswith("gradient") else Hessian
+    return of(values["theta"], values["W"])
 
 
 def parameters_digest(parameters: ParameterSpace) -> int:
@@ -103,66 +109,3 @@ def parameters_digest(parameters: ParameterSpace) -> int:
     names = [[name, list(shape)] for name, shape in parameters.shapes.items()]
     digest = hashlib.sha256(json.dumps(names).encode()).digest()
     return int.from_bytes(digest[:6], "big")  # exact as a float
-
-
-class Offers:
-    """What all owners offer: sizes, and multipliers by kind of request.
-
-    Parameters
-    ----------
-    ask : callable
-        See :data:`Ask`.
-    parameters : ParameterSpace
-        Of the coordinator's model.
-
-    Raises
-    ------
-    PrivacyError
-        If there is no owner, or one whose model has other parameters.
-    """
-
-    def __init__(self, ask: Ask, parameters: ParameterSpace):
-        self._offers = ask("offer", {})
-        if not self._offers:
-            raise PrivacyError("No owner has answered.")
-        ours = parameters_digest(parameters)
-        for k, offer in enumerate(self._offers):
-            if int(offer["parameters"]) != ours:
-                raise PrivacyError(
-                    f"The model of owner {k + 1} of {len(self._offers)} does not have the parameters "
-                    "of the coordinator's: names, shapes and order must agree."
-                )
-
-    @property
-    def n_units(self) -> int:
-        """Units of all owners."""
-        return sum(int(offer["units"]) for offer in self._offers)
-
-    def count(self, kind: str) -> int:
-        """How many such requests every owner will still answer."""
-        return min(int(offer.get(kind, np.zeros(1))[0]) for offer in self._offers)
-
-    def multiplier(self, kind: str, part: int = 0) -> float:
-        r""":math:`\sqrt{\sum_j z_j^2}` over owners: the noise of the sum, which has all of theirs."""
-        return math.sqrt(sum(float(offer[kind][1 + part]) ** 2 for offer in self._offers))
-
-    def require(self, kind: str) -> None:
-        """Refuse to begin what an owner will not take part in."""
-        if not self.count(kind):
-            raise PrivacyError(
-                f"Some owner answers no {kind!r} requests, or no more: all owners have to be built with the "
-                "same `rounds` and `ratios`."
-            )
-
-
-def summed(answers: list[Answer], name: str, shape: tuple[int, ...]) -> Vector:
-    """Sum over owners of one part of their answers, each of which is checked."""
-    total = np.zeros(shape)
-    for k, answer in enumerate(answers):
-        value: Any = answer.get(name)
-        if value is None or np.shape(value) != shape or not np.isfinite(value).all():
-            raise PrivacyError(
-                f"Owner {k + 1} of {len(answers)} gave no {name!r} of finite numbers of shape {shape}."
-            )
-        total += value
-    return total

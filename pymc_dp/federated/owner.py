@@ -4,9 +4,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
 
-from pymc_dp.linalg import norms
-from pymc_dp.anchor.model import Expansion
 from pymc_dp.checks import fraction, whole
 from pymc_dp.exceptions import (
     PrivacyBudgetExceeded,
@@ -25,23 +22,31 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.federated.agreement import (
-    BINS_PER_OCTAVE,
+    CLIPPED_BOUND,
+    RATIO,
+    SIZES,
+    SUMS,
     Answer,
-    Releases,
-    Vector,
-    divide,
+    checked,
     parameters_digest,
+    question,
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.linalg import Vector
 from pymc_dp.privacy.accounting import check_delta, check_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
-from pymc_dp.privacy.events import Event, times
-from pymc_dp.privacy.histogram import noisy_counts
+from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
-from pymc_dp.privacy.noisy_sum import check_bound, check_multiplier, check_units, noisy_sum
+from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
 from pymc_dp.privacy.plans import Permit, RunPlan
+from pymc_dp.privacy.purse import Purse
+from pymc_dp.records.measurements import Curator
+from pymc_dp.records.sums import LocalRecords
+
+_ROUNDING = 1 + 1e-9
+"""Shares are added up in floating point; together they must not exceed the whole."""
 
 
 class Owner:
@@ -55,12 +60,10 @@ class Owner:
     epsilon, delta : float
         The owner's budget for everything that it will answer. `delta` defaults to the ledger's, or to
         0.1 / units without one.
-    rounds : int
-        Rounds of the search for a surrogate that are answered; 0 for none.
     ratios : int
         Iterations of a chain that are answered; 0 for none.
     ratio_share : float
-        Part of the budget (of μ²) for the chain, if there are both.
+        Part of the budget (of μ²) for these, if there are any; the rest is for a surrogate. 1 for none.
     unit, public, ledger, noise, chunk_size, model, compile_kwargs
         As in :class:`~pymc_dp.DPPenalty`. The model's prior is not used: it is the coordinator's, and
         counted once.
@@ -79,14 +82,16 @@ class Owner:
 
     Notes
     -----
-    **Releases**: for "search_sizes" and "anchor_sizes", two histograms of units' sizes (sensitivity √2, see
-    :class:`~pymc_dp.privacy.histogram.PrivateHistogram`); for "search" and "anchor", a sum of clipped
-    gradients and one of clipped Hessians (2C), and for "anchor" two counts of clipped units as sums of ±1/2
-    (√2); for "ratio", a sum of clipped log-likelihood ratios (2B). Sums by
-    :func:`~pymc_dp.privacy.noisy_sum.noisy_sum`. **Neighbouring relation**: substitute-one, within the
+    **Releases**: for "gradient_sizes" and "hessian_sizes" a histogram of units' sizes (sensitivity √2, see
+    :func:`~pymc_dp.privacy.histogram.noisy_counts`); for "gradient" and "hessian" a sum of clipped terms (2C);
+    for "clipped" two counts of clipped units as sums of ±1/2 (√2); for "ratio" a sum of clipped log-likelihood
+    ratios (2B). Sums by :meth:`Curator.sum <pymc_dp.records.measurements.Curator.sum>`.
+    **Neighbouring relation**: substitute-one, within the
     owner's own units. **Guarantee**: (ε, δ) for the owner's units, against the coordinator and all other
-    owners together, whatever they ask: each answer is a Gaussian release of fixed multiplier of a function of
-    one unit's record and of the request (Dong, Roth and Su, 2022; Yıldırım, 2016, section 3.2.2).
+    owners together, whatever they ask: each answer is a Gaussian release of a function of one unit's record
+    and of the request. That of a ratio has a fixed multiplier; the others' come out of one
+    :class:`~pymc_dp.privacy.purse.Purse`, a filter, by shares that the coordinator asks for (Smith and Thakurta,
+    2022, Theorem 1; Yıldırım, 2016, section 3.2.2).
     """
 
     @refuses_from_outside
@@ -95,7 +100,6 @@ class Owner:
         *,
         epsilon: float,
         delta: float | None = None,
-        rounds: int = 10,
         ratios: int = 0,
         ratio_share: float = 0.8,
         unit: str | int | ArrayLike | None = None,
@@ -107,10 +111,8 @@ class Owner:
         compile_kwargs: Mapping[str, Any] | None = None,
         journal: str | os.PathLike[str] | None = None,
     ):
-        rounds, ratios = whole("rounds", rounds, 0), whole("ratios", ratios, 0)
-        if not rounds and not ratios:
-            raise PrivacyConfigurationError("Nothing to answer: give `rounds`, `ratios`, or both.")
-        ratio_share = fraction("ratio_share", ratio_share)
+        ratios = whole("ratios", ratios, 0)
+        ratio_share = fraction("ratio_share", ratio_share, one_allowed=True) if ratios else 0.0
         if math.isinf(check_epsilon(epsilon)):
             raise PrivacyConfigurationError("`epsilon` must be finite.")
         self._noise: NoiseSource = SecureNoise() if noise is None else noise
@@ -131,31 +133,41 @@ class Owner:
         check_units(roles.n_units)
         self.n_units, self._unit = roles.n_units, roles.unit
         self._d = compiled.d
-        if rounds and self._d * (self._d + 1) // 2 > MAX_DIMENSION:
+        surrogate = ratio_share < 1
+        if surrogate and self._d * (self._d + 1) // 2 > MAX_DIMENSION:
             raise UnsupportedModelError(
                 f"A surrogate needs the Hessian in all {self._d} parameters, and these are too many. Use "
-                "`rounds=0` and `ratios`."
+                "`ratios` and `ratio_share=1`."
             )
-        self._likelihood = compiled.likelihood
-        self._expansion = Expansion(compiled) if rounds else None
+        self._curator = Curator(LocalRecords(compiled, 2 if surrogate else 0), self._noise)
         self._parameters = parameters_digest(compiled.parameters)
 
         if delta is None:
             delta = 0.1 / roles.n_units if ledger is None else ledger.delta
         self.epsilon, self.delta = float(epsilon), check_delta(delta)
         z = calibrate_noise(epsilon=epsilon, delta=self.delta, draws=1)
-        self._releases = divide(z, rounds, ratios, ratio_share)
-        for releases in self._releases.values():
-            for multiplier in releases.multipliers:
-                check_multiplier(multiplier, self._noise)
+        z *= _ROUNDING
+        self._kinds = {
+            **({"surrogate": 1} if surrogate else {}),
+            **({RATIO: ratios} if ratios else {}),
+        }
+        shares = {"surrogate": 1 - ratio_share, RATIO: ratio_share}
+        self._multipliers = {
+            kind: z * math.sqrt(count / shares[kind]) for kind, count in self._kinds.items()
+        }
+        for multiplier in self._multipliers.values():
+            check_multiplier(multiplier, self._noise)
+        self._purse: Purse | None = None
         self._journal = None if journal is None else Path(journal)
-        self._given = dict.fromkeys(self._releases, 0)
+        self._given = dict.fromkeys(self._kinds, 0)
 
         self.ledger = ledger or PrivacyLedger(epsilon=math.inf, delta=self.delta)
         run = f"{secrets.randbits(62):016x}"
         self._plans = {
-            kind: RunPlan(f"{run}-{kind}", "This owner's part", releases.events, 1, releases.count)
-            for kind, releases in self._releases.items()
+            kind: RunPlan(
+                f"{run}-{kind}", "This owner's part", (Gaussian(self._multipliers[kind]),), 1, count
+            )
+            for kind, count in self._kinds.items()
         }
         self.ledger.reserve(*self._plans.values())
         for plan in self._plans.values():
@@ -167,7 +179,7 @@ class Owner:
     @property
     def events(self) -> tuple[Event, ...]:
         """Every release of the plan."""
-        return tuple(e for r in self._releases.values() for e in times(r.events, r.count))
+        return tuple(event for plan in self._plans.values() for event in plan.total)
 
     @property
     def statement(self) -> str:
@@ -188,21 +200,21 @@ class Owner:
 
         Parameters
         ----------
-        kind : {"offer", "search_sizes", "search", "anchor_sizes", "anchor", "ratio"}
-            An offer is free: the number of units, and of each kind how many answers are left, and their
-            noise.
+        kind : {"offer", "gradient_sizes", "hessian_sizes", "gradient", "hessian", "clipped", "ratio"}
+            An offer is free: the number of units, and what is left for a surrogate (a share) and of ratios (their
+            number), each with its noise multiplier.
         request : mapping of str to ndarray
-            For sizes: `theta` of shape (d,) and `W` of shape (d, d). For "search" and "anchor" `bounds`
-            of shape (2,) too: clipping bounds of gradients and of Hessians. For "ratio": `theta` and
-            `proposal` of shape (d,), and `bound` of shape ().
+            For all but ratios `theta` of shape (d,), `W` of shape (d, d), and `share` of shape (): the part of the
+            surrogate's budget to spend on the answer. Then `bins_per_octave` for sizes, clipping bounds for
+            the others: `bound` of shape (), for "clipped" `bounds` of shape (2,), of gradients and Hessians.
+            For "ratio": `theta` and `proposal` of shape (d,), and `bound` of shape ().
 
         Returns
         -------
         mapping of str to ndarray
-            For sizes: `gradients` and `hessians`, noisy counts. For "search" and "anchor": `gradient` of
-            shape (d,) and `hessian` of shape (d(d+1)/2,), and for "anchor" `clipped` of shape (2,): units
-            with a clipped gradient, and with a clipped Hessian, minus half of all. For "ratio": `ratio`
-            of shape ().
+            Under the name of the kind: noisy counts of all bins; a sum of shape (d,), for Hessians
+            (d(d+1)/2,); for "clipped" two numbers, units with a clipped gradient and with a clipped Hessian,
+            minus half of all; a ratio of shape ().
 
         Raises
         ------
@@ -213,20 +225,14 @@ class Owner:
         """
         if kind == "offer":
             return self._offer()
-        releases = self._releases.get(kind)
-        if releases is None:
-            raise PrivacyConfigurationError(
-                f"This owner answers {['offer', *self._releases]}, nothing else."
-            )
-        values = self._checked(kind, request)
-        permit = self._charge(kind)
-        compute: dict[str, Callable[..., Answer]] = {
-            "search": self._terms,
-            "anchor": self._counted_terms,
-            "ratio": self._ratio,
-        } | {k: partial(self._sizes, bins_per_octave=bins) for k, bins in BINS_PER_OCTAVE.items()}
+        for_surrogate = [*SIZES, *SUMS] if "surrogate" in self._kinds else []
+        answered = ["offer", *for_surrogate, *([RATIO] if RATIO in self._kinds else [])]
+        if kind not in answered:
+            raise PrivacyConfigurationError(f"This owner answers {answered}, nothing else.")
+        values = checked(kind, request, self._d)
+        z, permit = self._charge(kind, values)
         try:
-            answer = compute[kind](values, releases, permit)
+            answer = {kind: self._answer(kind, values, z, permit)}
         except PrivacyError:
             raise
         except Exception:  # noqa: BLE001 — its text might quote data
@@ -236,111 +242,42 @@ class Owner:
 
     def _offer(self) -> Answer:
         offer = {"units": float(self.n_units), "parameters": float(self._parameters)}
+        left = {kind: float(count - self._given[kind]) for kind, count in self._kinds.items()}
+        if self._purse is not None:
+            left["surrogate"] = max(0.0, 1 - self._purse.spent)
         return {name: np.asarray(value) for name, value in offer.items()} | {
-            kind: np.array([r.count - self._given[kind], *r.multipliers])
-            for kind, r in self._releases.items()
+            kind: np.array([left[kind], z]) for kind, z in self._multipliers.items()
         }
 
-    def _checked(self, kind: str, request: Mapping[str, Vector]) -> dict[str, Vector]:
-        """The request's numbers, as private copies of known shapes."""
-        d = self._d
-        shapes: dict[str, tuple[int, ...]] = {"theta": (d,), "W": (d, d)}
-        if kind == "ratio":
-            shapes = {"theta": (d,), "proposal": (d,), "bound": ()}
-        elif kind in ("search", "anchor"):
-            shapes["bounds"] = (2,)
-        values = {}
-        for name in shapes:
-            value = request.get(name)
-            if (
-                set(request) != set(shapes)
-                or not isinstance(value, np.ndarray | np.float64)
-                or value.dtype != np.float64
-                or value.shape != shapes[name]
-                or not np.isfinite(value).all()
-            ):
-                raise PrivacyConfigurationError(
-                    f"A {kind!r} request consists of finite float64 arrays of shapes {shapes}."
-                )
-            values[name] = np.array(value)
-        for bound in np.ravel(values.get("bounds", values.get("bound", 1.0))):
-            check_bound(float(bound))
-        return values
+    def _charge(self, kind: str, values: Mapping[str, Vector]) -> tuple[float, Permit]:
+        """Multiplier and permit of the answer, which is charged now."""
+        if kind == RATIO:
+            return self._multipliers[RATIO], self._count(RATIO)
+        if self._purse is None:
+            self._purse = Purse(self._count("surrogate"), self._multipliers["surrogate"])
+        share = float(values["share"])
+        check_multiplier(self._purse.multiplier(share), self._noise)
+        return self._purse.permit(share)
 
-    def _charge(self, kind: str) -> Permit:
-        plan, used = self._plans[kind], self._given[kind]
+    def _count(self, of: str) -> Permit:
+        """Count in the ledger's file that a plan is made use of."""
+        plan, used = self._plans[of], self._given[of]
         if used >= plan.iterations:
             raise PrivacyBudgetExceeded(
-                f"This owner has agreed to {plan.iterations} answers of kind {kind!r}, and has given them."
+                f"This owner has agreed to {plan.iterations} answers of kind {of!r}, and has given them."
             )
-        self._given[kind] += 1
+        self._given[of] += 1
         permit = self.ledger.charge(plan, 0, used)
         # A reproducible source must not give two kinds of answers the same noise.
-        return replace(permit, slot=list(self._plans).index(kind))
+        return replace(permit, slot=list(self._plans).index(of))
 
-    def _sizes(
-        self, at: dict[str, Vector], releases: Releases, permit: Permit, *, bins_per_octave: int
-    ) -> Answer:
-        expansion = self._of_surrogate()
-        chunks: dict[str, Callable[..., Any]] = {
-            "gradients": expansion.gradients,
-            "hessians": expansion.hessians,
-        }
-        return {
-            name: noisy_counts(
-                map(norms, terms(at["theta"], at["W"])),
-                bins_per_octave=bins_per_octave, noise_multiplier=z, permit=permit, noise=self._noise,
-            )
-            for (name, terms), z in zip(chunks.items(), releases.multipliers, strict=True)
-        }  # fmt: skip
-
-    def _terms(self, at: dict[str, Vector], releases: Releases, permit: Permit) -> Answer:
-        expansion = self._of_surrogate()
-        parts = {
-            "gradient": (expansion.gradients, self._d),
-            "hessian": (expansion.hessians, self._d * (self._d + 1) // 2),
-        }
-        return {
-            name: noisy_sum(
-                terms(at["theta"], at["W"]),
-                dimension=size, bound=float(C), noise_multiplier=z, permit=permit, noise=self._noise,
-            )
-            for (name, (terms, size)), C, z in zip(
-                parts.items(), at["bounds"], releases.multipliers[:2], strict=True
-            )
-        }  # fmt: skip
-
-    def _counted_terms(self, at: dict[str, Vector], releases: Releases, permit: Permit) -> Answer:
-        def marks() -> Any:
-            expansion = self._of_surrogate()
-            chunks = expansion.gradients, expansion.hessians
-            sizes = [np.concatenate([*map(norms, f(at["theta"], at["W"]))]) for f in chunks]
-            # ±1/2 rather than 0 and 1: half the sensitivity. What is not finite becomes 0, and counts.
-            yield np.where(np.stack(sizes, axis=1) <= at["bounds"], -0.5, 0.5)
-
-        answer = self._terms(at, releases, permit)
-        clipped = noisy_sum(
-            marks(), dimension=2, bound=math.sqrt(0.5), noise_multiplier=releases.multipliers[2],
-            permit=permit, noise=self._noise,
-        )  # fmt: skip
-        return {**answer, "clipped": clipped}
-
-    def _ratio(self, at: dict[str, Vector], releases: Releases, permit: Permit) -> Answer:
-        def ratios() -> Any:
-            before, after = self._likelihood(at["theta"]), self._likelihood(at["proposal"])
-            yield after - before
-
-        (z,) = releases.multipliers
-        bound = float(at["bound"])
-        ratio = noisy_sum(
-            ratios(), bound=bound, noise_multiplier=z, permit=permit, noise=self._noise
-        )
-        return {"ratio": ratio}
-
-    def _of_surrogate(self) -> Expansion:
-        if self._expansion is None:
-            raise RuntimeError("No rounds were agreed to.")
-        return self._expansion
+    def _answer(self, kind: str, values: Mapping[str, Vector], z: float, permit: Permit) -> Vector:
+        of = question(kind, values)
+        if kind in SIZES:
+            bins = int(values["bins_per_octave"])
+            return self._curator.counts(of, bins, noise_multiplier=z, permit=permit)
+        bound = CLIPPED_BOUND if kind == "clipped" else float(values["bound"])
+        return self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
 
     def _write(self, kind: str, request: Answer, answer: Answer) -> None:
         if self._journal is None:

@@ -22,7 +22,8 @@ from pymc.step_methods.arraystep import ArrayStep
 from pymc.step_methods.compound import Competence
 
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.federated.agreement import Ask, Offers, Vector, summed
+from pymc_dp.federated.agreement import RATIO, Ask
+from pymc_dp.federated.owners import Owners
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.privacy.noisy_sum import noise_sd
@@ -100,9 +101,9 @@ class FederatedPenalty(ArrayStep):
         for name, value in (("clip", clip), ("scale", 1.0 if scale is None else scale)):
             if not 0 < value < math.inf:
                 raise PrivacyConfigurationError(f"`{name}` must be positive. Found {value!r}.")
-        offers = Offers(ask, parameters)
-        offers.require("ratio")
-        self._ask, self._clip, self._z = ask, clip, offers.multiplier("ratio")
+        self._owners = Owners(ask, parameters)
+        self._owners.require(RATIO)
+        self._clip, self._z = clip, self._owners.ratio_multiplier
         widest = _OPTIMAL_SIGMA / noise_sd(clip, self._z)
         self.scale = min(_OPTIMAL, widest) / math.sqrt(d) if scale is None else scale
         self._log_public = PublicLogDensity(parameters)
@@ -116,16 +117,12 @@ class FederatedPenalty(ArrayStep):
         e = self.scale * self.rng.standard_normal(len(theta))
         bound = self._clip * float(np.linalg.norm(e))
 
-        def noisy_ratio(theta: Vector, proposal: Vector) -> float:
-            request = {"theta": theta, "proposal": proposal, "bound": np.asarray(bound)}
-            return float(summed(self._ask("ratio", request), "ratio", ()))
-
         theta, info = penalty_test(
             theta,
             theta + self._root @ e,
             log_u=math.log1p(-self.rng.random()),
             bound=lambda _: bound,
-            noisy_ratio=noisy_ratio,
+            noisy_ratio=lambda theta, proposal: self._owners.ratio(theta, proposal, bound),
             log_public=self._log_public,
             noise_multiplier=self._z,
         )

@@ -107,9 +107,9 @@ class Curator:
 
 
 class Measurements(Protocol):
-    """Noisy answers, paid for by shares of one budget: of a curator, or of several owners.
+    r"""Noisy answers, paid for by shares of one budget: of a curator, or of several owners.
 
-    Shares are of :math:`\\mu^2`. Algorithms that are written against this know of the records nothing but
+    Shares are of :math:`\mu^2`. Algorithms that are written against this know of the records nothing but
     the answers.
     """
 

@@ -75,7 +75,7 @@ class Gradient:
 
     @property
     def dimension(self) -> int:
-        """d."""
+        """D."""
         return len(self.theta)
 
     def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:
@@ -100,7 +100,7 @@ class Hessian:
 
     @property
     def dimension(self) -> int:
-        """d (d + 1) / 2."""
+        """D (d + 1) / 2."""
         return len(self.theta) * (len(self.theta) + 1) // 2
 
     def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:

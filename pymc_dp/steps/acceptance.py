@@ -191,9 +191,15 @@ class NoisyRatio:
     def __call__(self, theta: Vector, proposal: Vector, bound: float, permit: Permit) -> float:
         """Release the ratio of `proposal` to `theta`, each unit's own clipped to `bound`."""
         ratio = LogLikelihoodRatio(theta, proposal)
-        paid = {"noise_multiplier": self._z, "permit": permit}
         if self._rate == 1:
-            return self._tempering * float(self._curator.sum(ratio, bound=bound, **paid))
-        of = PenalisedRatio(ratio, bound, self._tempering, self._rate)
-        C = self.release_bound(bound)
-        return float(self._curator.sum(of, bound=C, sampling_rate=self._rate, **paid))
+            total = self._curator.sum(ratio, bound=bound, noise_multiplier=self._z, permit=permit)
+            return self._tempering * float(total)
+        return float(
+            self._curator.sum(
+                PenalisedRatio(ratio, bound, self._tempering, self._rate),
+                bound=self.release_bound(bound),
+                noise_multiplier=self._z,
+                permit=permit,
+                sampling_rate=self._rate,
+            )
+        )

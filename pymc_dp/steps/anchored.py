@@ -49,8 +49,9 @@ from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
-from pymc_dp.steps.host import STATS, PrivateStep, PrivateStepState
+from pymc_dp.steps.host import PrivateStep, PrivateStepState
 from pymc_dp.steps.run import RunSettings, remember
+from pymc_dp.steps.statistics import STATS
 
 _log = logging.getLogger("pymc.dp")
 

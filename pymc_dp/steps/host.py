@@ -11,8 +11,6 @@ from pymc.blocking import DictToArrayBijection, RaveledVars
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
-from rich.progress import TextColumn
-from rich.table import Column
 
 from pymc_dp.compat import CHAIN_START, SamplerCall, enclosing_sampler, steps_beside
 from pymc_dp.exceptions import (
@@ -32,23 +30,9 @@ from pymc_dp.records.measurements import Curator
 from pymc_dp.records.sharded import ShardedRecords
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import LocalRecords, RecordSums
-from pymc_dp.steps.run import Run, RunSettings, checked_settings, remember, signature_with_run
+from pymc_dp.steps.run import Run, RunSettings, checked_settings, remember, show_settings
 from pymc_dp.steps.scales import all_value_vars
-
-STATS: dict[str, tuple[Any, list[int]]] = {
-    "accepted": (bool, []),
-    "accept_rate": (np.float64, []),
-    "epsilon": (np.float64, []),
-    "delta": (np.float64, []),
-    "epsilon_spent": (np.float64, []),
-    "scale": (np.float64, []),
-    "privacy_run": (np.int64, []),
-    "privacy_plan": (np.int64, []),
-}
-"""Statistics of every step that may leave. Each is a function of noised releases and settings."""
-
-RELEASABLE_STATS = set(STATS)
-"""Names of these, and of what single steps add to them: :attr:`PrivateStep.own_stats`."""
+from pymc_dp.steps.statistics import RELEASABLE_STATS, STATS, progress_columns, progress_updates
 
 
 @dataclass_state
@@ -119,12 +103,8 @@ class PrivateStep(BlockedStep):
         super().__init_subclass__(**kwargs)
         RELEASABLE_STATS.update(cls.own_stats)
         if "__init__" in vars(cls):
-            parent = getattr(cls.__mro__[1].__init__, "__signature__", None)
-            signature = signature_with_run(cls.__init__, parent)
-            cls.__init__ = refuses_from_outside(cls.__init__)  # type: ignore[method-assign]
-            cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
-            without_self = list(signature.parameters.values())[1:]
-            cls.__signature__ = signature.replace(parameters=without_self)  # type: ignore[attr-defined]
+            show_settings(cls)
+            cls.__init__ = refuses_from_outside(vars(cls)["__init__"])  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -367,30 +347,8 @@ class PrivateStep(BlockedStep):
         """Never picked by PyMC on its own: spending budget is a decision."""
         return Competence.INCOMPATIBLE
 
-    # -- progress bar -------------------------------------------------------------------------
-
-    @staticmethod
-    def _progressbar_config(n_chains: int = 1) -> tuple[list[TextColumn], dict[str, list[float]]]:
-        columns = [
-            TextColumn(
-                "{task.fields[accept_rate]:0.2f}", table_column=Column("Acceptance", ratio=1)
-            ),
-            TextColumn(
-                "{task.fields[epsilon_spent]:0.3f}", table_column=Column("ε spent", ratio=1)
-            ),
-        ]
-        return columns, {"accept_rate": [0.0] * n_chains, "epsilon_spent": [0.0] * n_chains}
-
-    @staticmethod
-    def _make_progressbar_update_functions() -> tuple[Any, ...]:
-        def update(stats: Mapping[str, Any]) -> dict[str, Any]:
-            return {
-                "accept_rate": stats["accept_rate"],
-                "epsilon_spent": stats["epsilon_spent"],
-                "failing": False,
-            }
-
-        return (update,)
+    _progressbar_config = staticmethod(progress_columns)
+    _make_progressbar_update_functions = staticmethod(progress_updates)
 
 
 def _on_chain_start_with_length(self: PrivateStep, rng: Any, tune: int, draws: int) -> None:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_dp.exceptions import PrivacyError
+from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Event
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.plans import RunPlan
-from pymc_dp.steps.host import STATS, PrivateStep
-from pymc_dp.linalg import Vector
+from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.statistics import STATS
 
 # Statistics that are the same in every run, or name it.
 _CONSTANT = ("epsilon", "delta", "epsilon_spent", "privacy_run", "privacy_plan")

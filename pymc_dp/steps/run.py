@@ -4,7 +4,7 @@ import inspect
 import math
 import secrets
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 import numpy as np
@@ -78,33 +78,28 @@ _FIRST = ("draws", "tune", "chains", "epsilon", "delta")
 _REQUIRED = tuple(sorted(RunSettings.__required_keys__))
 
 
-def signature_with_run(
-    function: Callable[..., Any], parent: inspect.Signature | None
-) -> inspect.Signature:
-    """The signature of a step's ``__init__``, with what it passes on in place of ``**run``.
+def show_settings(step: Any) -> None:
+    """Give a step class, and its ``__init__``, the signature that they have with all settings of the run.
 
-    Parameters
-    ----------
-    function : callable
-    parent : Signature or None
-        Of the step that it passes them to, if that is another algorithm's.
+    ``help``, ``inspect.signature`` and editors see it in place of ``**run``, which stands for
+    :class:`RunSettings` and, if a step is built on another algorithm, for the settings of that.
     """
-    own = inspect.signature(function)
-    passed_on = [name for name, p in own.parameters.items() if p.kind is p.VAR_KEYWORD]
-    found = {name: p for name, p in own.parameters.items() if name not in passed_on}
-    if not passed_on:
-        return own
-    for name, hint in RunSettings.__annotations__.items():
-        default = inspect.Parameter.empty if name in _REQUIRED else _DEFAULTS[name]
-        kind = inspect.Parameter.KEYWORD_ONLY
-        found[name] = inspect.Parameter(name, kind, default=default, annotation=hint)
-    inherited = parent.parameters if parent is not None else {}
-    found |= {name: p for name, p in inherited.items() if name not in found}
+    init = vars(step)["__init__"]
+    own = inspect.signature(init)
+    found = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+    if len(found) < len(own.parameters):
+        for name, hint in RunSettings.__annotations__.items():
+            default = inspect.Parameter.empty if name in _REQUIRED else _DEFAULTS[name]
+            kind = inspect.Parameter.KEYWORD_ONLY
+            found[name] = inspect.Parameter(name, kind, default=default, annotation=hint)
+        parent = getattr(step.__mro__[1].__init__, "__signature__", inspect.Signature())
+        found |= {name: p for name, p in parent.parameters.items() if name not in found}
     # What a run costs stands first, what is about the model last.
     order = {name: k - len(_FIRST) for k, name in enumerate(_FIRST)}
     order |= {name: 1 for name in _DEFAULTS if name not in _FIRST}
     parameters = sorted(found.values(), key=lambda p: (p.kind, order.get(p.name, 0)))
-    return own.replace(parameters=parameters)
+    init.__signature__ = own.replace(parameters=parameters)
+    step.__signature__ = own.replace(parameters=parameters[1:])
 
 
 def checked_settings(step: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,8 +233,8 @@ class Run:
 
     def multiplier_of_one(self) -> float:
         """Noise multiplier of a single Gaussian release that costs the whole budget."""
-        assert self.epsilon is not None
-        return calibrate_noise(epsilon=self.epsilon, delta=self.delta, draws=1)
+        epsilon = math.inf if self.epsilon is None else self.epsilon
+        return calibrate_noise(epsilon=epsilon, delta=self.delta, draws=1)
 
     def pays(self, *events: Event, once: tuple[Event, ...] = (), **what: Any) -> None:
         """Fix what the run releases, and so what it promises.

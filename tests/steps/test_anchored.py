@@ -13,11 +13,11 @@ from scipy import integrate
 import pymc_dp as dp
 from pymc_dp.anchor import model
 from pymc_dp.anchor.build import build_anchor
-from pymc_dp.linalg import as_matrix, product_covariance
 from pymc_dp.anchor.model import Anchor, Expansion, Residuals
 from pymc_dp.anchor.search import NewtonSearch
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.linalg import as_matrix, product_covariance
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum

@@ -10,7 +10,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.compat import CHAIN_START
-from pymc_dp.steps.base import STATS
+from pymc_dp.steps.statistics import STATS
 
 
 def start_chain(step, seed=0):
@@ -77,7 +77,7 @@ def test_the_number_of_chains_is_asked_for(logistic, fast):
 def test_more_chains_than_planned_are_refused_without_the_early_warning(
     logistic, quiet, fast, monkeypatch
 ):
-    monkeypatch.setattr("pymc_dp.steps.base.enclosing_sampler", lambda: None)
+    monkeypatch.setattr("pymc_dp.steps.host.enclosing_sampler", lambda: None)
     model = logistic()
     step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, model=model, **fast)
     with pytest.raises(dp.PrivacyBudgetExceeded, match=r"`chains`"):
@@ -250,7 +250,7 @@ def test_host_draws_and_tune_must_match(logistic, quiet, fast):
 def test_tuning_guard_without_the_early_warning(logistic, quiet, fast, monkeypatch):
     """The guard that does not look at the host's frames stops the first iteration."""
     model = logistic()
-    monkeypatch.setattr("pymc_dp.steps.base.enclosing_sampler", lambda: None)
+    monkeypatch.setattr("pymc_dp.steps.host.enclosing_sampler", lambda: None)
     for planned, actual in [(0, 5), (5, 0), (5, 3)]:
         step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, tune=planned, model=model, **fast)
         monkeypatch.setattr(type(step._likelihood), "__call__", None)

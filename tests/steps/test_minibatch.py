@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pymc as pm
 import pytest
+from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, _penalised, release_bound
 from scipy import stats
 
 import pymc_dp as dp
@@ -16,7 +17,6 @@ from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.steps import penalty as penalty_module
 from pymc_dp.steps import ratio as ratio_module
 from pymc_dp.steps.penalty import penalty_transition
-from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, _penalised, release_bound
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 

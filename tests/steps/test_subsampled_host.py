@@ -18,7 +18,7 @@ from pymc_dp.compat import CHAIN_START, groups_of, root_attrs
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import BarkerBatch, PoissonGaussian, from_json, times
 from pymc_dp.privacy.subsampling import accounted_rate
-from pymc_dp.steps.base import STATS
+from pymc_dp.steps.statistics import STATS
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 SENTINEL = 271828.182845904509

@@ -1,0 +1,148 @@
+"""All owners together, as a coordinator sees them: noisy sums, whose noise has the variance of all of theirs."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.exceptions import PrivacyError
+from pymc_dp.federated.agreement import (
+    CLIPPED_BOUND,
+    RATIO,
+    Answer,
+    Ask,
+    Clipped,
+    parameters_digest,
+)
+from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins, count_sd
+from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.records.questions import Gradient, Question
+
+
+class Owners:
+    r"""The owners' answers added up: one home of :class:`~pymc_dp.records.measurements.Measurements`.
+
+    A share is of what every owner has left for a surrogate when this is made. Owners of multipliers
+    :math:`z_j` answer together with noise like that of one of :math:`\sqrt{\sum_j z_j^2}`.
+
+    Parameters
+    ----------
+    ask : callable
+        See :data:`~pymc_dp.federated.agreement.Ask`.
+    parameters : ParameterSpace
+        Of the coordinator's model.
+
+    Raises
+    ------
+    PrivacyError
+        If there is no owner, or one whose model has other parameters.
+    """
+
+    def __init__(self, ask: Ask, parameters: ParameterSpace):
+        self._ask, self._offers = ask, ask("offer", {})
+        if not self._offers:
+            raise PrivacyError("No owner has answered.")
+        ours = parameters_digest(parameters)
+        for k, offer in enumerate(self._offers):
+            if int(offer["parameters"]) != ours:
+                raise PrivacyError(
+                    f"The model of owner {k + 1} of {len(self._offers)} does not have the parameters "
+                    "of the coordinator's: names, shapes and order must agree."
+                )
+        self._left, self._spent = self._least("surrogate"), 0.0
+
+    def _least(self, kind: str) -> float:
+        """What the owner with the least has left of its answers of a kind."""
+        return min(float(offer.get(kind, np.zeros(2))[0]) for offer in self._offers)
+
+    def _multiplier(self, kind: str) -> float:
+        return math.sqrt(sum(float(offer[kind][1]) ** 2 for offer in self._offers))
+
+    def require(self, kind: str) -> None:
+        """Refuse to begin what an owner will not take part in."""
+        if not self._least(kind) > 0:
+            raise PrivacyError(
+                f"Some owner takes no part in a {kind}, or no more: see `ratios` and `ratio_share` "
+                "of `Owner`."
+            )
+
+    @property
+    def n_units(self) -> int:
+        """Units of all owners."""
+        return sum(int(offer["units"]) for offer in self._offers)
+
+    @property
+    def spent(self) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return self._spent
+
+    def multiplier(self, share: float) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return self._multiplier("surrogate") / math.sqrt(self._left * share)
+
+    def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        kind, sizes = _kind(of)
+        request = {**_numbers(of), "share": np.asarray(self._spend(share))}
+        if not isinstance(of, Clipped):
+            request["bound"] = np.asarray(float(bound))
+        total = summed(self._ask(kind, request), kind, (sizes,))
+        return total, noise_sd(bound, self.multiplier(share))
+
+    def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        kind, _ = _kind(of)
+        request = {
+            **_numbers(of),
+            "share": np.asarray(self._spend(share)),
+            "bins_per_octave": np.asarray(float(bins_per_octave)),
+        }
+        answers = self._ask(f"{kind}_sizes", request)
+        counts = summed(answers, f"{kind}_sizes", (count_of_bins(bins_per_octave),))
+        return PrivateHistogram(counts, count_sd(self.multiplier(share)), bins_per_octave)
+
+    def count_clipped(self, of: Clipped, share: float) -> tuple[float, float]:
+        """Share of units of which gradient or Hessian, whichever is more, is clipped; and its noise."""
+        counts, sd = self.sum(of, CLIPPED_BOUND, share)
+        return float(max(counts)) / self.n_units + 0.5, sd / self.n_units
+
+    def ratio(self, theta: Vector, proposal: Vector, bound: float) -> float:
+        """Noisy log-likelihood ratio of all owners' records."""
+        request = {"theta": theta, "proposal": proposal, "bound": np.asarray(bound)}
+        return float(summed(self._ask(RATIO, request), RATIO, ()))
+
+    @property
+    def ratio_multiplier(self) -> float:
+        """Noise multiplier of :meth:`ratio`."""
+        return self._multiplier(RATIO)
+
+    def _spend(self, share: float) -> float:
+        self._spent += share
+        return share * self._left
+
+
+def _kind(of: Question) -> tuple[str, int]:
+    """What owners call a question, and the length of the answer."""
+    if isinstance(of, Clipped):
+        return "clipped", of.dimension
+    return ("gradient" if isinstance(of, Gradient) else "hessian"), int(of.dimension or 1)
+
+
+def _numbers(of: Any) -> dict[str, Vector]:
+    """The numbers of a question."""
+    return {name: value for name, value in vars(of).items() if name in ("theta", "W", "bounds")}
+
+
+def summed(answers: list[Answer], name: str, shape: tuple[int, ...]) -> Vector:
+    """Sum over owners of one part of their answers, each of which is checked."""
+    total = np.zeros(shape)
+    for k, answer in enumerate(answers):
+        value: Any = answer.get(name)
+        if value is None or np.shape(value) != shape or not np.isfinite(value).all():
+            raise PrivacyError(
+                f"Owner {k + 1} of {len(answers)} gave no {name!r} of finite numbers of shape {shape}."
+            )
+        total += value
+    return total
