@@ -623,3 +623,11 @@ def test_noisy_equations_without_a_solution_are_a_refusal(where, monkeypatch):
     step = DPAnchored(chains=1, draws=5, epsilon=8.0, model=model, compile_kwargs=FAST)
     with pytest.raises(dp.PrivacyError, match="has spent"):
         step.build_anchor()
+
+
+def test_more_parameters_than_the_page_says_are_refused():
+    with pm.Model() as too_many:
+        b = pm.Normal("b", 0, 1, shape=91)
+        pm.Normal("y", b.sum(), 1, observed=pm.Data("Y", [0.0, 1.0, 2.0]))
+    with pytest.raises(dp.NoAnchorError, match="91 parameters"):
+        dp.DPAnchored(chains=1, draws=5, epsilon=1.0, model=too_many)
