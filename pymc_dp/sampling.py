@@ -15,6 +15,7 @@ from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError, refuses
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.plan import plan
 from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.progress import doing, hidden
 from pymc_dp.results import release, still_chains
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.exponential import DPExponentialFamily
@@ -122,17 +123,20 @@ def sample(
     for_host.setdefault("compute_convergence_checks", False)
     _log.info("Checking and compiling the model. Nothing is spent on that.")
     of_model = {name: for_step.pop(name) for name in _OF_MODEL if name in for_step}
-    common = {
-        "draws": draws, "tune": tune, "chains": chains, "epsilon": epsilon, "delta": delta,
-        "ledger": ledger, "model": compile_model(model, unit=unit, **of_model), **for_step,
-    }  # fmt: skip
-    built = _default_step(common) if step is None else step(**common)
+    quietly = for_host.get("progressbar", True) is False
+    with hidden(quietly), doing("Checking the model"):
+        common = {
+            "draws": draws, "tune": tune, "chains": chains, "epsilon": epsilon, "delta": delta,
+            "ledger": ledger, "model": compile_model(model, unit=unit, **of_model), **for_step,
+        }  # fmt: skip
+        built = _default_step(common) if step is None else step(**common)
     _log.info(str(plan(built)))
     if for_step.get("shards") is not None and for_host.setdefault("cores", 1) != 1:
         raise PrivacyConfigurationError(
             "With `shards` the chains run one after the other, each on all workers: leave `cores` out."
         )
-    built.prepare()
+    with hidden(quietly):
+        built.prepare()
     idata = pm.sample(draws, tune=tune, chains=chains, step=built, model=built.model, **for_host)
     safe = release(idata)
     _diagnose(safe, built)

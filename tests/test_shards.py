@@ -11,13 +11,13 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.likelihood.parameters import ParameterSpace
-from pymc_dp.likelihood.records import RecordLikelihood, record_graph
-from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noisy_sum import noisy_sum, noisy_total
 from pymc_dp.privacy.plans import Permit
+from pymc_dp.records.questions import LogLikelihoodRatio
+from pymc_dp.records.sharded import ShardedRecords
+from pymc_dp.records.sums import LocalRecords
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
@@ -76,7 +76,7 @@ def loader(sizes, **more):
     return load
 
 
-def step_on(model, **keywords):
+def step_on(model, step=dp.DPPenalty, **keywords):
     settings = {
         "noise_multiplier": 30.0,
         "draws": 25,
@@ -85,7 +85,7 @@ def step_on(model, **keywords):
         "model": model,
         "chunk_size": CHUNK,
     } | keywords
-    return dp.DPPenalty(**settings)
+    return step(**settings)
 
 
 def run(step, quiet, **keywords):
@@ -181,6 +181,38 @@ def test_draws_are_those_of_one_machine(client, one_machine, quiet, sizes):
     assert len(np.unique(rates)) > 20  # rates differ from iteration to iteration
 
 
+GRADIENTS = {
+    "DPAnchored": {"step": dp.DPAnchored, "epsilon": 8.0},
+    "DPAnchored, order 1": {"step": dp.DPAnchored, "epsilon": 1.0},
+    "DPHMC": {"step": dp.DPHMC, "epsilon": 8.0, "n_leapfrog": 2},
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("sizes", [[1600, 1600], [800] * 4], ids=str)
+def test_samplers_with_derivatives_draw_like_one_machine(client, quiet, name, sizes):
+    """Anchor, residuals and gradients too: histograms, sums and counts of all workers are whole numbers."""
+    settings = {"draws": 8, "chains": 1, "noise": dp.InsecureSeededNoise(3), "chunk_size": CHUNK}
+    make = GRADIENTS[name] | settings
+    step = make.pop("step")
+    alone = step(model=model_of(*records()), **make)
+    shards = dp.Shards(client, loader(sizes), records=sizes)
+    spread = step(model=stand_in(), shards=shards, **make)
+    for ours, theirs in zip(run(spread, quiet), run(alone, quiet), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    if "anchor" in vars(alone):
+        assert alone.anchor.order == (1 if "order 1" in name else 2)
+
+
+def test_samples_of_units_are_those_of_one_machine(client, quiet):
+    sizes, settings = [1600, 1600], {"batch_rate": 0.3, "tempering": 0.3, "draws": 10, "chains": 1}
+    shards = dp.Shards(client, loader(sizes), records=sizes)
+    ours = run(step_on(stand_in(), shards=shards, **settings), quiet)
+    theirs = run(step_on(model_of(*records()), **settings), quiet)
+    for mine, its in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6)
+
+
 def test_another_record_changes_them(client, one_machine, quiet):
     """The comparison above would notice one record of one shard."""
     _, y = records()
@@ -243,8 +275,9 @@ def test_only_integer_sums_come_back(client, quiet, monkeypatch):
     addresses = set(client.nthreads())
     for address, total, failure in (part for answer in answers for part in answer):
         assert address in addresses
-        assert type(total) is int
-        assert abs(total) <= 1600 * RESOLUTION
+        assert total.dtype == np.int64
+        assert total.shape == (1,)
+        assert np.abs(total) <= 1600 * RESOLUTION
         assert failure is None
 
 
@@ -263,13 +296,17 @@ def test_the_models_own_records_stay_here():
             sent.append(cloudpickle.dumps(args))
             raise RuntimeError
 
-    roles = find_roles(model)
-    likelihood = RecordLikelihood(record_graph(ParameterSpace(model), roles), roles)
+    compiled = dp.compile(model)
+    local = LocalRecords(compiled, 2)
+    # As after a step on one machine: what it has computed of these records stays here, too.
+    of = LogLikelihoodRatio(np.zeros(D), np.ones(D))
+    local.total(of, 1.0)
+    [*local.hessians(np.zeros(D))]
     shards = dp.Shards.__new__(dp.Shards)
     shards.client, shards.load, shards.unit = Cluster(), str, None
     shards.records = shards.units = (5,)
     with pytest.raises(RuntimeError):
-        shards.clipped_ratios(likelihood, ParameterSpace(model).start)
+        ShardedRecords(shards, local, compiled.parameters.start)
     assert len(sent[0]) > 1000
     assert np.float64(SENTINEL).tobytes() not in sent[0]
     assert np.float64(SENTINEL).tobytes() in pickle.dumps(x)
@@ -360,8 +397,9 @@ def test_arguments_are_checked(client, arguments, says):
 
 def test_what_shards_cannot_do_is_refused(client):
     shards = dp.Shards(client, loader([1600, 1600]), records=[1600, 1600])
-    with pytest.raises(dp.PrivacyConfigurationError, match="batch_rate"):
-        step_on(stand_in(), shards=shards, batch_rate=0.5)
+    for other in (dp.DPBarker, dp.DPExponentialFamily, dp.DPSGLD):
+        with pytest.raises(TypeError, match="shards"):
+            other(draws=1, chains=1, epsilon=1.0, model=stand_in(), shards=shards)
     with pytest.raises(dp.PrivacyConfigurationError, match="identifiers are loaded"):
         step_on(stand_in(), shards=shards, unit=np.arange(7))
     with pm.Model() as nameless:

@@ -22,6 +22,7 @@ from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordGraph, RecordLikelihood, record_graph
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.separability import check_separability
+from pymc_dp.progress import doing
 
 
 class CompiledModel:
@@ -107,38 +108,47 @@ class CompiledModel:
     @refuses_from_outside
     def likelihood(self) -> RecordLikelihood:
         """Log-likelihood of every unit, checked to be a function of its own records."""
-        likelihood = RecordLikelihood(
-            self._graph,
-            self.roles,
-            chunk_size=self._chunk_size,
-            compile_kwargs=self._compile_kwargs,
-        )
-        check_separability(self.parameters, likelihood)
+        with doing("Compiling the log-likelihood"):
+            likelihood = RecordLikelihood(
+                self._graph,
+                self.roles,
+                chunk_size=self._chunk_size,
+                compile_kwargs=self._compile_kwargs,
+            )
+        with doing("Checking that records are independent"):
+            check_separability(self.parameters, likelihood)
         return likelihood
 
     @cached_property
     def log_public(self) -> PublicLogDensity:
         """Everything in the log-density that is not likelihood."""
-        return PublicLogDensity(self.parameters, self._compile_kwargs)
+        with doing("Compiling the prior"):
+            return PublicLogDensity(self.parameters, self._compile_kwargs)
 
     @cached_property
     @refuses_from_outside
     def gradients(self) -> UnitGradients:
         """Gradient of every unit's log-likelihood."""
-        return UnitGradients(self._graph, self.likelihood, compile_kwargs=self._compile_kwargs)
+        likelihood = self.likelihood
+        with doing("Compiling the gradients"):
+            return UnitGradients(self._graph, likelihood, compile_kwargs=self._compile_kwargs)
 
     @cached_property
     @refuses_from_outside
     def hessians(self) -> UnitHessians:
         """Hessian of every unit's log-likelihood."""
-        return UnitHessians(self._graph, self.likelihood, compile_kwargs=self._compile_kwargs)
+        likelihood = self.likelihood
+        with doing("Compiling the second derivatives"):
+            return UnitHessians(self._graph, likelihood, compile_kwargs=self._compile_kwargs)
 
     @cached_property
     def curvature(self) -> DirectionalCurvature:
         """Second derivative of every unit's log-likelihood along a line."""
-        return DirectionalCurvature(
-            self._graph, self.likelihood, compile_kwargs=self._compile_kwargs
-        )
+        likelihood = self.likelihood
+        with doing("Compiling the second derivatives along a line"):
+            return DirectionalCurvature(
+                self._graph, likelihood, compile_kwargs=self._compile_kwargs
+            )
 
     def check_unchanged(self) -> None:
         """Refuse a model that is no longer the one that was looked at."""

@@ -46,6 +46,7 @@ from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
+from pymc_dp.progress import doing, tell
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
@@ -175,14 +176,14 @@ class DPAnchored(PrivateStep):
             purse, why = Purse(self.run.charge_first(), self._z_anchor), ""
             try:
                 # Floating point errors, if a user has them raised, would tell of records, or lose the run.
-                with np.errstate(all="ignore"):
+                with np.errstate(all="ignore"), doing("Anchor"):
                     anchor = build_anchor(
                         PaidMeasurements(self._curator, purse),
                         self.log_public,
                         self.compiled.parameters.start,
                         tempering=self._tempering,
                         chain_multiplier=self._z,
-                        on_progress=lambda what: _log.info("Anchor: %s", what),
+                        on_progress=lambda what: tell(f"Anchor: {what}"),
                     )
                     verdict = judge(anchor, self.roles.n_units, self.compiled.parameters.largest)
                     why = verdict.refusal

@@ -1,0 +1,78 @@
+"""A line that says what is being done while it is done, where somebody looks; like PyMC's progress bars.
+
+Texts are functions of releases and public inputs, like everything that is shown.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+_log = logging.getLogger("pymc.dp")
+
+
+class _Line:
+    """The line, if there is one; one per process."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        self.task = TaskID(0)
+        self.hidden = False
+
+    def show(self, what: str) -> str:
+        """Show a text, and return the one before."""
+        if self.progress is None:
+            return ""
+        before = str(self.progress.tasks[self.task].description)
+        self.progress.update(self.task, description=what)
+        return before
+
+
+_line = _Line()
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Show `what` while the block runs, with the time since the line appeared.
+
+    Within another block it takes that one's place until it ends. Nothing is shown where nobody looks: if the
+    output is no terminal and no notebook, or within :func:`hidden`.
+    """
+    if _line.progress is not None:
+        before = _line.show(what)
+        try:
+            yield
+        finally:
+            _line.show(before)
+        return
+    console = Console()
+    if _line.hidden or not (console.is_terminal or console.is_jupyter):
+        yield
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        _line.progress, _line.task = progress, progress.add_task(what, total=None)
+        try:
+            yield
+        finally:
+            _line.progress = None
+
+
+def tell(what: str) -> None:
+    """Say how far it is: on the line if there is one, in the log if not."""
+    if _line.progress is None:
+        _log.info("%s", what)
+    else:
+        _line.show(what)
+
+
+@contextmanager
+def hidden(whether: bool = True) -> Iterator[None]:
+    """Show no line within the block, as for ``progressbar=False``."""
+    before, _line.hidden = _line.hidden, whether or _line.hidden
+    try:
+        yield
+    finally:
+        _line.hidden = before
