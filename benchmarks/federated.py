@@ -32,7 +32,7 @@ from pymc_dp.federated import Owner
 from pymc_dp.federated.flower import serve
 
 k, superlink = sys.argv[1:3]
-owner = Owner(model=with_records(*records(int(k))), epsilon=4.0, rounds=0, ratios=100)
+owner = Owner(model=with_records(*records(int(k))), epsilon=4.0, ratios=100, ratio_share=1)
 serve(owner, superlink, root_certificates="ca.pem", private_key=f"owner{k}")
 """
 
@@ -94,7 +94,12 @@ def through_flower() -> dict[str, float]:
 def in_process() -> dict[str, float]:
     hospital = example("hospital")
     owners = [
-        Owner(model=hospital.with_records(*hospital.records(k)), epsilon=4.0, rounds=0, ratios=1000)
+        Owner(
+            model=hospital.with_records(*hospital.records(k)),
+            epsilon=4.0,
+            ratios=1000,
+            ratio_share=1,
+        )
         for k in range(3)
     ]
     request = {"theta": np.zeros(3), "proposal": np.full(3, 0.01), "bound": np.array(0.01)}

@@ -16,20 +16,23 @@ from scipy.stats import chi2
 
 import pymc_dp as dp
 from pymc_dp.federated import FederatedPenalty, Owner, find_surrogate
-from pymc_dp.federated.agreement import BINS_PER_OCTAVE, Offers
+from pymc_dp.federated.owners import Owners
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.histogram import bin_counts
+from pymc_dp.records.sums import LocalRecords
 
 D = 2
-KINDS = ("search_sizes", "search", "anchor_sizes", "anchor", "ratio")
+KINDS = ("gradient_sizes", "hessian_sizes", "gradient", "hessian", "clipped", "ratio")
 FAST = {"mode": "FAST_COMPILE"}
 THETA, W = np.array([0.3, -0.5]), np.array([[0.2, 0.05], [0.0, 0.3]])
+AT = {"theta": THETA, "W": W, "share": np.array(0.1)}
 REQUESTS = {
-    "search_sizes": {"theta": THETA, "W": W},
-    "search": {"theta": THETA, "W": W, "bounds": np.array([0.1, 0.01])},
-    "anchor_sizes": {"theta": THETA, "W": W},
-    "anchor": {"theta": THETA, "W": W, "bounds": np.array([0.1, 0.01])},
+    "gradient_sizes": AT | {"bins_per_octave": np.array(1.0)},
+    "hessian_sizes": AT | {"bins_per_octave": np.array(2.0)},
+    "gradient": AT | {"bound": np.array(0.1)},
+    "hessian": AT | {"bound": np.array(0.01)},
+    "clipped": AT | {"bounds": np.array([0.1, 0.01])},
     "ratio": {"theta": THETA, "proposal": THETA + 0.1, "bound": np.array(0.08)},
 }
 SENTINEL = 271828.182845904509
@@ -62,7 +65,7 @@ def model_of(x, y):
 
 
 def owner_of(x, y, **keywords):
-    settings = {"epsilon": 2.0, "rounds": 2, "ratios": 3, "compile_kwargs": FAST} | keywords
+    settings = {"epsilon": 2.0, "ratios": 3, "compile_kwargs": FAST} | keywords
     return Owner(model=model_of(x, y), **settings)
 
 
@@ -95,16 +98,15 @@ def exact_answers(x, y):
         return y * (x @ theta) - np.logaddexp(0, x @ theta)
 
     ratios = log_likelihood(THETA + 0.1) - log_likelihood(THETA)
-    terms = {"gradient": clipped(g, sizes[0], 0.1), "hessian": clipped(packed, sizes[1], 0.01)}
     beyond = np.array([np.sum(sizes[0] > 0.1), np.sum(sizes[1] > 0.01)])
     return {
-        kind: {n: bin_counts(s, b) for n, s in zip(("gradients", "hessians"), sizes, strict=True)}
-        for kind, b in BINS_PER_OCTAVE.items()
-    } | {
-        "search": terms,
-        "anchor": terms | {"clipped": beyond - len(x) / 2},
-        "ratio": {"ratio": np.clip(ratios, -0.08, 0.08).sum()},
-    }  # fmt: skip
+        "gradient_sizes": bin_counts(sizes[0], 1),
+        "hessian_sizes": bin_counts(sizes[1], 2),
+        "gradient": clipped(g, sizes[0], 0.1),
+        "hessian": clipped(packed, sizes[1], 0.01),
+        "clipped": beyond - len(x) / 2,
+        "ratio": np.clip(ratios, -0.08, 0.08).sum(),
+    }
 
 
 def test_answers_without_noise_are_the_clipped_sums():
@@ -112,36 +114,31 @@ def test_answers_without_noise_are_the_clipped_sums():
     owner, exact = owner_of(x, y, noise=NoNoise(0)), exact_answers(x, y)
     for kind, request in REQUESTS.items():
         answer = owner.answer(kind, request)
-        assert set(answer) == set(exact[kind])
-        for name, value in answer.items():
-            np.testing.assert_allclose(value, exact[kind][name], atol=len(x) / RESOLUTION)
-    gradients, hessians = exact["anchor"]["clipped"] + len(x) / 2
+        assert set(answer) == {kind}
+        np.testing.assert_allclose(answer[kind], exact[kind], atol=len(x) / RESOLUTION)
+    gradients, hessians = exact["clipped"] + len(x) / 2
     assert 10 < gradients < 140  # some are clipped, and some are not
     assert 10 < hessians < 140
 
 
 def test_noise_is_what_the_offer_says():
-    """Of the secure source, through 300 answers of each size and kind of sum."""
+    """Of the secure source, through some hundred answers of each kind of sum."""
     x, y = records(1, n=40)
-    owner = owner_of(x, y, epsilon=30.0, rounds=60, ratios=200)
+    owner = owner_of(x, y, epsilon=30.0, ratios=200)
     offer, exact = owner.answer("offer", {}), exact_answers(x, y)
-    residuals = []
-    for kind, sensitivities in {
-        "search_sizes": {"gradients": math.sqrt(2), "hessians": math.sqrt(2)},
-        "search": {"gradient": 0.2, "hessian": 0.02},
-        "ratio": {"ratio": 0.16},
-    }.items():
-        count, *multipliers = offer[kind]
-        for _ in range(int(count)):
-            answer = owner.answer(kind, REQUESTS[kind])
-            for z, (name, sensitivity) in zip(multipliers, sensitivities.items(), strict=True):
-                off = np.ravel(answer[name] - exact[kind][name])
-                residuals.append(off / (z * sensitivity))
-    for name, some in {"all": residuals, "ratios": residuals[-200:]}.items():
-        r = np.concatenate(some)
-        low, high = chi2.ppf([1e-5, 1 - 1e-5], len(r))
-        assert low < np.sum(r**2) < high, name
-        assert abs(r.mean()) < 4.5 / math.sqrt(len(r)), name
+    sensitivity = {"gradient_sizes": math.sqrt(2), "hessian_sizes": math.sqrt(2), "gradient": 0.2,
+                   "hessian": 0.02, "clipped": math.sqrt(2), "ratio": 0.16}  # fmt: skip
+    for kind, request in REQUESTS.items():
+        share = 0.0015
+        z = offer["ratio"][1] if kind == "ratio" else offer["surrogate"][1] / math.sqrt(share)
+        if kind != "ratio":
+            request = request | {"share": np.array(share)}
+        r = np.concatenate(
+            [np.ravel(owner.answer(kind, request)[kind] - exact[kind]) for _ in range(120)]
+        ) / (z * sensitivity[kind])
+        low, high = chi2.ppf([1e-6, 1 - 1e-6], len(r))
+        assert low < np.sum(r**2) < high, kind
+        assert abs(r.mean()) < 5 / math.sqrt(len(r)), kind
 
 
 def test_neighbours_differ_by_the_sensitivity_at_most():
@@ -155,28 +152,50 @@ def test_neighbours_differ_by_the_sensitivity_at_most():
     one, other = (owner_of(*data, noise=dp.InsecureSeededNoise(4)) for data in ((x, y), (x2, y2)))
     for kind, request in REQUESTS.items():
         answers = one.answer(kind, request), other.answer(kind, request)
-        for name in answers[0]:
-            moved[kind, name] = np.linalg.norm(answers[0][name] - answers[1][name])
+        moved[kind] = np.linalg.norm(answers[0][kind] - answers[1][kind])
     tiny = 1e-9
-    for kind in ("search_sizes", "anchor_sizes"):
-        for name in ("gradients", "hessians"):
-            assert moved[kind, name] == pytest.approx(math.sqrt(2), abs=tiny)
-    for kind in ("search", "anchor"):
-        assert 0.09 < moved[kind, "gradient"] <= 2 * 0.1 + tiny
-        assert 0.009 < moved[kind, "hessian"] <= 2 * 0.01 + tiny
-    assert moved["anchor", "clipped"] == pytest.approx(math.sqrt(2), abs=1e-6)
-    assert 0.07 < moved["ratio", "ratio"] <= 2 * 0.08 + tiny
+    assert moved["gradient_sizes"] == pytest.approx(math.sqrt(2), abs=tiny)
+    assert moved["hessian_sizes"] == pytest.approx(math.sqrt(2), abs=tiny)
+    assert 0.09 < moved["gradient"] <= 2 * 0.1 + tiny
+    assert 0.009 < moved["hessian"] <= 2 * 0.01 + tiny
+    assert moved["clipped"] == pytest.approx(math.sqrt(2), abs=1e-6)
+    assert 0.07 < moved["ratio"] <= 2 * 0.08 + tiny
 
 
 # -- what it costs ----------------------------------------------------------------------------------
 
 
 def exhaust(owner):
-    for kind, request in REQUESTS.items():
-        for _ in range(int(owner.answer("offer", {})[kind][0])):
-            owner.answer(kind, request)
-        with pytest.raises(dp.PrivacyBudgetExceeded, match="has given them"):
-            owner.answer(kind, request)
+    """Ask for all that is left, in parts of many sizes, and then for more."""
+    shares = np.array([0.001, 0.2, 0.05, 0.3, 0.149])
+    kinds = [kind for kind in KINDS if kind != "ratio"]
+    for kind, share in zip(kinds, [*shares[:4], 1 - shares[:4].sum()], strict=True):
+        owner.answer(kind, REQUESTS[kind] | {"share": np.array(share)})
+    for kind in kinds:
+        with pytest.raises(dp.PrivacyBudgetExceeded):
+            owner.answer(kind, REQUESTS[kind] | {"share": np.array(1e-6)})
+    for _ in range(int(owner.answer("offer", {})["ratio"][0])):
+        owner.answer("ratio", REQUESTS["ratio"])
+    with pytest.raises(dp.PrivacyBudgetExceeded, match="has given them"):
+        owner.answer("ratio", REQUESTS["ratio"])
+    assert owner.answer("offer", {})["surrogate"][0] == pytest.approx(0.0, abs=1e-8)
+
+
+def test_shares_add_up_to_the_owners_release():
+    """Whatever the parts: the multipliers that were used compose to that of the plan, by their own formula."""
+    used_z = []
+
+    class Watched(dp.InsecureSeededNoise):
+        def discrete_gaussian(self, scale, size, at=()):
+            used_z.append(scale)
+            return super().discrete_gaussian(scale, size, at)
+
+    owner = owner_of(*records(0), noise=Watched(0), ratios=0)
+    z = owner.answer("offer", {})["surrogate"][1]
+    for kind, share in {"gradient": 0.3, "hessian": 0.2, "clipped": 0.5}.items():
+        owner.answer(kind, REQUESTS[kind] | {"share": np.array(share)})
+    mu2 = sum((2 * RESOLUTION / scale) ** 2 for scale in used_z)
+    assert 1 - 1e-6 < mu2 * z**2 <= 1
 
 
 def test_each_owners_guarantee_from_its_own_ledger(tmp_path):
@@ -196,7 +215,7 @@ def test_each_owners_guarantee_from_its_own_ledger(tmp_path):
                 event = dp_event.GaussianDpEvent(event.noise_multiplier)
                 accountant.compose(dp_event.SelfComposedDpEvent(event, count))
                 mu2 += count / event.noise_multiplier**2
-        assert sum(counts.values()) == 2 + 2 + 1 + 1 + 3
+        assert counts == {"surrogate": 1, "ratio": 3}
         assert 0.99 * epsilon < accountant.get_epsilon(delta) < 1.001 * epsilon
         assert 1 / math.sqrt(mu2) == pytest.approx(
             dp.calibrate_noise(epsilon=epsilon, delta=delta, draws=1), rel=1e-6
@@ -225,11 +244,16 @@ def broken(kind):
         for bad in (nan, inf, value.astype(np.float32), value.astype(object), value[None], value.tolist(),
                     "text", None, b"code"):  # fmt: skip
             yield good | {name: bad}
+    for name, wrong in {
+        "share": (0.0, -0.1, 1.1),
+        "bins_per_octave": (0.0, 1.5, 9.0, -1.0),
+    }.items():
+        if name in good:
+            yield from (good | {name: np.array(value)} for value in wrong)
     yield good | {"noise_multiplier": np.array(0.0)}
     yield good | {"more": np.zeros(3)}
     yield {}
-    name = {"search": "bounds", "anchor": "bounds", "ratio": "bound"}.get(kind)
-    if name:
+    for name in {"bound", "bounds"} & set(good):
         for factor in (0.0, -1.0, 1e-250, 1e250):
             yield good | {name: good[name] * factor}
 
@@ -240,17 +264,17 @@ def test_what_is_not_a_request_is_refused_before_anything_is_charged(tmp_path, m
     def touched(*args):
         pytest.fail("data were read")
 
-    monkeypatch.setattr(owner, "_likelihood", touched)
-    monkeypatch.setattr(owner, "_expansion", None)
+    monkeypatch.setattr(LocalRecords, "total", touched)
+    monkeypatch.setattr(LocalRecords, "counts", touched)
     tried = 0
     for kind in KINDS:
         for request in broken(kind):
             with pytest.raises(dp.PrivacyConfigurationError):
                 owner.answer(kind, request)
             tried += 1
-    for kind in ("", "Search", "sizes", "noise", "__class__", "_terms"):
+    for kind in ("", "Gradient", "sizes", "noise", "__class__", "surrogate"):
         with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
-            owner.answer(kind, REQUESTS["search"])
+            owner.answer(kind, REQUESTS["gradient"])
     assert tried > 150
     assert set(used(owner).values()) == {0}
     assert not (tmp_path / "log").exists()
@@ -260,28 +284,27 @@ def test_kinds_that_were_not_agreed_to_are_refused():
     with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
         owner_of(*records(0), ratios=0).answer("ratio", REQUESTS["ratio"])
     with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
-        owner_of(*records(0), rounds=0).answer("anchor", REQUESTS["anchor"])
+        owner_of(*records(0), ratio_share=1.0).answer("gradient", REQUESTS["gradient"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_charged_before_data_are_read_and_errors_quote_nothing(kind, tmp_path, monkeypatch):
     owner = owner_of(*records(0), journal=tmp_path / "log")
 
+    of = "ratio" if kind == "ratio" else "surrogate"
+
     def fails(*args):
-        assert used(owner)[kind] == 1
+        assert used(owner)[of] == 1
         raise ValueError(SENTINEL)
 
-    monkeypatch.setattr(owner, "_likelihood", fails)
-    for name in ("gradients", "hessians"):
-        monkeypatch.setattr(owner._expansion, name, fails)
+    monkeypatch.setattr(LocalRecords, "total", fails)
+    monkeypatch.setattr(LocalRecords, "counts", fails)
     with pytest.raises(dp.PrivacyError) as failure:
         owner.answer(kind, REQUESTS[kind])
     shown = f"{failure.value}{failure.value.__cause__}{failure.value.__suppress_context__}"
     assert shown == "The answer could not be computed. It stays charged.NoneTrue"
-    assert used(owner) == dict.fromkeys(KINDS, 0) | {kind: 1}
-    assert owner.answer("offer", {})[kind][0] == {"search_sizes": 1, "search": 1, "ratio": 2}.get(
-        kind, 0
-    )
+    assert used(owner) == {"surrogate": 0, "ratio": 0} | {of: 1}
+    assert owner.answer("offer", {})[of][0] == (2 if of == "ratio" else pytest.approx(0.9))
     assert not (tmp_path / "log").exists()
 
 
@@ -294,10 +317,11 @@ def test_no_data_are_read_when_the_ledger_will_not_count(monkeypatch):
     def refuse(*args):
         raise dp.PrivacyBudgetExceeded("no")
 
-    monkeypatch.setattr(owner, "_likelihood", touched)
+    monkeypatch.setattr(LocalRecords, "total", touched)
     monkeypatch.setattr(owner.ledger, "charge", refuse)
-    with pytest.raises(dp.PrivacyBudgetExceeded, match="no"):
-        owner.answer("ratio", REQUESTS["ratio"])
+    for kind in ("ratio", "gradient"):
+        with pytest.raises(dp.PrivacyBudgetExceeded, match="no"):
+            owner.answer(kind, REQUESTS[kind])
 
 
 def test_a_copy_cannot_answer_again(monkeypatch):
@@ -314,13 +338,12 @@ def test_a_copy_cannot_answer_again(monkeypatch):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"rounds": 0, "ratios": 0},
-        {"rounds": -1},
+        {"ratios": -1},
         {"ratios": 2.5},
         {"ratio_share": 0.0},
         {"ledger": "owner.ledger"},
         {"chunk_size": 0},
-        {"ratio_share": 1.0},
+        {"ratio_share": 1.5},
         {"epsilon": math.inf},
         {"epsilon": 0.0},
         {"delta": 0.0},
@@ -375,7 +398,7 @@ def test_an_answer_that_cannot_be_written_down_is_not_given(tmp_path):
 @pytest.fixture(scope="module")
 def three():
     data = [records(k, n=1000) for k in range(3)]
-    owners = [owner_of(*some, epsilon=1e4, rounds=8, ratios=0) for some in data]
+    owners = [owner_of(*some, epsilon=1e4, ratios=0) for some in data]
     x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
     return owners, x, y, find_surrogate(asking(owners), prior())
 
@@ -424,7 +447,7 @@ def test_surrogate_of_another_model_is_refused(three):
         three[3].model(other)
     with pytest.raises(dp.PrivacyError, match="does not have the parameters"):
         find_surrogate(asking(three[0]), other)
-    with pytest.raises(dp.PrivacyError, match="or no more"):  # they have answered all
+    with pytest.raises(dp.PrivacyError, match="or no more"):  # they have spent all
         find_surrogate(asking(three[0]), prior())
 
 
@@ -436,7 +459,7 @@ def test_surrogate_with_noise_is_as_far_off_as_its_tilt_says():
     squares, tilts = [], []
     for seed in range(4):
         owners = [
-            owner_of(*some, epsilon=4.0, rounds=6, ratios=0, noise=dp.InsecureSeededNoise(100 * seed + k))
+            owner_of(*some, epsilon=4.0, ratios=0, noise=dp.InsecureSeededNoise(100 * seed + k))
             for k, some in enumerate(data)
         ]  # fmt: skip
         found = find_surrogate(asking(owners), prior())
@@ -454,7 +477,7 @@ def test_a_rare_covariate_counts():
         rng = np.random.default_rng(20 + k)
         x = np.column_stack([rng.normal(size=3000), rng.random(3000) < 0.005])
         data.append((x, (rng.random(3000) < 1 / (1 + np.exp(-x @ [0.6, 1.0]))).astype(np.int64)))
-    owners = [owner_of(*some, epsilon=1e3, rounds=8, ratios=0) for some in data]
+    owners = [owner_of(*some, epsilon=1e3, ratios=0) for some in data]
     found = find_surrogate(asking(owners), prior())
     x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
     assert 30 < x[:, 1].sum() < 60
@@ -466,15 +489,11 @@ def test_a_rare_covariate_counts():
 
 def test_clipping_is_said_and_too_much_refused(caplog):
     def claiming(share):
-        owner = owner_of(*records(0, n=1000), noise=NoNoise(0))
+        owner = owner_of(*records(0, n=1000), epsilon=1e3, noise=NoNoise(0))
 
         def ask(kind, request):
             answer = owner.answer(kind, request)
-            if kind == "anchor":
-                answer["clipped"] = np.full(2, 1000 * share - 500)
-            if kind == "offer":  # as if with little noise
-                answer["anchor"][3] = 1e-3
-            return [answer]
+            return [{kind: np.full(2, 1000 * share - 500)} if kind == "clipped" else answer]
 
         return ask
 
@@ -492,7 +511,7 @@ def test_an_answer_that_is_none_is_refused(wrong):
 
     def ask(kind, request):
         answer = dict(owner.answer(kind, request))
-        if kind == "search":
+        if kind == "gradient":
             g = answer.pop("gradient")
             if wrong is not None:
                 answer["gradient"] = np.ones(D + 1) if wrong == "shape" else g * wrong
@@ -504,12 +523,16 @@ def test_an_answer_that_is_none_is_refused(wrong):
 
 def test_the_noise_of_the_sum_is_that_of_all_owners():
     owners = [owner_of(*records(k), epsilon=e) for k, e in enumerate([0.5, 1.0, 4.0])]
-    offers = Offers(asking(owners), ParameterSpace(prior()))
-    zs = [owner.answer("offer", {})["ratio"][1] for owner in owners]
-    assert offers.multiplier("ratio") == pytest.approx(math.sqrt(sum(z**2 for z in zs)))
-    assert offers.n_units == 450
+    together = Owners(asking(owners), ParameterSpace(prior()))
+    for kind, multiplier in {
+        "ratio": together.ratio_multiplier,
+        "surrogate": together.multiplier(0.25) / 2,
+    }.items():
+        zs = [owner.answer("offer", {})[kind][1] for owner in owners]
+        assert multiplier == pytest.approx(math.sqrt(sum(z**2 for z in zs)))
+    assert together.n_units == 450
     with pytest.raises(dp.PrivacyError, match="No owner"):
-        Offers(lambda kind, request: [], ParameterSpace(prior()))
+        Owners(lambda kind, request: [], ParameterSpace(prior()))
 
 
 # -- a chain ----------------------------------------------------------------------------------------
@@ -530,7 +553,7 @@ def test_the_pooled_posterior_is_invariant_with_noise_on(quiet):
         model = skewed_prior()
         with model:
             pm.Bernoulli("y", logit_p=model["a"] * pm.Data("x", np.ones(3)), observed=part)
-        owners.append(Owner(epsilon=1e4, rounds=0, ratios=iterations, model=model))
+        owners.append(Owner(epsilon=1e4, ratios=iterations, ratio_share=1, model=model))
     a = np.linspace(-6, 25, 20001)
     z = (a - 0.5) / 1.5
     density = np.exp(y.sum() * a - len(y) * np.logaddexp(0, a) - z - np.exp(-z))
@@ -556,7 +579,7 @@ def test_the_pooled_posterior_is_invariant_with_noise_on(quiet):
 
 def test_a_chain_needs_owners_who_agreed_to_it():
     owner = owner_of(*records(0), ratios=0)
-    with pytest.raises(dp.PrivacyError, match="answers no 'ratio' requests"):
+    with pytest.raises(dp.PrivacyError, match="takes no part in a ratio"):
         FederatedPenalty(asking([owner]), clip=1.0, model=prior())
     owner = owner_of(*records(0))
     for wrong in ({"clip": 0.0}, {"clip": 1.0, "scale": -1.0}, {"clip": 1.0, "root": np.eye(3)}):

@@ -36,32 +36,34 @@ nobody = ClientApp()
 @app.main()
 def main(grid, context):
     ask = FlowerOwners(grid, 3)
-    at = {"theta": np.zeros(3), "W": np.eye(3)}
+    at = {"theta": np.zeros(3), "W": np.eye(3), "share": np.array(0.01)}
     seen = {"answers": [], "refusals": []}
-    for kind, request in [("offer", {}), ("search_sizes", at), ("search", at | {"bounds": np.ones(2)})]:
+    for kind, request in [("offer", {}), ("gradient_sizes", at | {"bins_per_octave": np.ones(())}), ("gradient", at | {"bound": np.ones(())})]:
         for answer in ask(kind, request):
             seen["answers"].append({name: value.tolist() for name, value in answer.items()})
-    numbers = MetricRecord({"theta": [0.0] * 3, "W": [0.0] * 9, "W.rows": 3, "bounds": [1.0, 1.0]})
+    numbers = MetricRecord(
+        {"theta": [0.0] * 3, "W": [0.0] * 9, "W.rows": 3, "share": 0.01, "bound": 1.0}
+    )
     code = ConfigRecord({"code": b"raise SystemExit"})
     arrays = ArrayRecord([np.zeros(3)])
     for kind, content in [
-        ("query.search", {"numbers": code}),
-        ("query.search", {"numbers": numbers, "code": code}),
-        ("query.search", {"numbers": arrays}),
-        ("query.search", {"numbers": MetricRecord({"theta": 0.0, "theta.rows": 2})}),
-        ("query.search", {"numbers": MetricRecord({"theta": [], "theta.rows": 2**62})}),
-        ("query.search", {}),
+        ("query.gradient", {"numbers": code}),
+        ("query.gradient", {"numbers": numbers, "code": code}),
+        ("query.gradient", {"numbers": arrays}),
+        ("query.gradient", {"numbers": MetricRecord({"theta": 0.0, "theta.rows": 2})}),
+        ("query.gradient", {"numbers": MetricRecord({"theta": [], "theta.rows": 2**62})}),
+        ("query.gradient", {}),
         ("query.code", {"numbers": numbers}),
         ("query", {"numbers": numbers}),
         ("train", {"numbers": numbers}),
-        ("evaluate.search", {"numbers": numbers}),
+        ("evaluate.gradient", {"numbers": numbers}),
     ]:
         sent = [Message(RecordDict(content), node, kind) for node in grid.get_node_ids()]
         for reply in grid.send_and_receive(sent, timeout=60):
             (name, record), = reply.content.items()
             seen["refusals"].append([kind, name, dict(record)])
     try:
-        ask("search", at)
+        ask("gradient", at)
     except PrivacyError as refusal:
         seen["raised"] = str(refusal)
     seen["owners"] = len(list(grid.get_node_ids()))
@@ -134,7 +136,7 @@ def test_messages_other_than_numbers_are_refused(finished):
     assert "A message holds numbers, and nothing else." in texts
     assert "This owner answers queries only." in texts
     assert "A matrix consists of rows." in texts
-    assert "An owner refuses: A 'search' request consists of" in seen["raised"]
+    assert "An owner refuses: A 'gradient' request consists of" in seen["raised"]
 
 
 def test_the_journals_hold_all_that_was_received(finished):
@@ -147,13 +149,18 @@ def test_the_journals_hold_all_that_was_received(finished):
             assert one in [lines[line]["answer"] for lines in written]
     for lines in written:
         kinds = [line["kind"] for line in lines]
-        assert kinds == ["search_sizes", "search"] * 10 + ["anchor_sizes", "anchor"]
+        look = ["gradient_sizes", "gradient", "hessian_sizes", "hessian"]
+        looks, last = kinds[2:-8], kinds[-8:]
+        assert kinds[:2] == look[:2]  # the probe's
+        assert looks == look * (len(looks) // 4)
+        assert last == [*look[2:], "gradient_sizes", "hessian_sizes", "gradient", "hessian", "gradient",
+                        "clipped"]  # fmt: skip
 
 
 def test_no_message_holds_an_exact_value(finished):
     hospital = module("hospital")
     twin = Owner(
-        model=hospital.with_records(*hospital.records(1)), epsilon=4.0, rounds=10, noise=NoNoise(0),
+        model=hospital.with_records(*hospital.records(1)), epsilon=4.0, noise=NoNoise(0),
         compile_kwargs={"mode": "FAST_COMPILE"},
     )  # fmt: skip
     for line in journal(finished, 1):

@@ -14,7 +14,6 @@ k, superlink = int(sys.argv[1]), sys.argv[2]
 owner = Owner(
     model=with_records(*records(k)),
     epsilon=4.0,
-    rounds=10,
     ledger=PrivacyLedger(f"owner{k}.ledger", epsilon=4.0, delta=3e-5),
     journal=f"owner{k}.jsonl",
 )
