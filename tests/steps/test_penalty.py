@@ -22,7 +22,6 @@ from .exact import (
 )
 
 
-
 def run_from_posterior(z, assumed_z, starts=4000, transitions=8, b=40.0):
     """A perfect sample, moved by the kernel under test; independent of each other."""
     rng = np.random.default_rng(7)
