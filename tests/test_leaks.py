@@ -43,6 +43,7 @@ def contents(result):
     return found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("step_type", "settings"),
     [(dp.DPPenalty, {}), (dp.DPHMC, {"n_leapfrog": 3, "gradient_multiplier": 4.0})],

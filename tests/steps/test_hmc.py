@@ -324,7 +324,7 @@ def test_state_round_trip(logistic):
     np.testing.assert_array_equal(path + rest, expected)
 
 
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_short_way(cores, logistic):
     with logistic():
         idata = dp.sample(

@@ -20,8 +20,15 @@ def start_chain(step, seed=0):
     step.stop_tuning()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
-    ("cores", "method"), [(1, "fork"), (2, "fork"), (2, "spawn"), (2, "forkserver")]
+    ("cores", "method"),
+    [
+        (1, "fork"),
+        (2, "fork"),
+        (2, "spawn"),
+        pytest.param(2, "forkserver", marks=pytest.mark.nightly),
+    ],
 )
 def test_two_chains_one_ledger(cores, method, logistic, fast):
     """The sum is charged once; a third chain is refused before it reads data."""
@@ -49,7 +56,7 @@ def test_two_chains_one_ledger(cores, method, logistic, fast):
 
 
 @pytest.mark.parametrize(("planned", "asked"), [(1, 2), (2, 1), (3, 2)])
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_another_number_of_chains_is_refused_before_the_charge(
     planned, asked, cores, logistic, quiet, fast
 ):
