@@ -66,12 +66,14 @@ def test_another_number_of_chains_is_refused_before_the_charge(
         epsilon=1.0, delta=1e-5, chains=planned, draws=10, ledger=ledger, model=model, **fast
     )
     host = {**quiet, "cores": cores, "mp_ctx": "fork"}
+    # PyMC does not wait for the processes of an earlier test to end.
+    others = set(multiprocessing.active_children())
     with pytest.raises(
         dp.PrivacyConfigurationError, match=f"asked for {asked} chains.*built for {planned}"
     ):
         pm.sample(10, tune=0, chains=asked, step=step, model=model, **host)
     assert ledger.spent() == 0
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
     pm.sample(10, tune=0, chains=planned, step=step, model=model, **host)  # nothing is lost
     assert ledger.spent() > 0.99
 
