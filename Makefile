@@ -1,22 +1,30 @@
 # Every target makes its own virtual environment if there is none.
 #   make demo       a private posterior of a real data set
-#   make test       the tests
+#   make quick      the tests that take seconds: on every save
+#   make test       the tests, but for the long versions of some: before every commit
+#   make test-nightly   all of them
 #   make notebooks  the tutorials, run from start to end
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-nightly lint docs notebooks benchmarks dist clean
+# Tests go to whoever is free; those of one file stay together for as long as nobody is idle.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: demo quick test test-nightly lint docs notebooks benchmarks dist clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m pymc_dp.demo
 
+quick: $(VENV)/.ready
+	$(PYTEST) -m "not (chain or process or page or sweep or nightly)"
+
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -m "not nightly" -n 2 --dist loadfile
+	$(PYTEST) -m "not nightly"
 
 test-nightly: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -50,6 +50,7 @@ def check_printed(shown, printed):
             pytest.fail(f"The page promises this line of output:\n{wanted}\nPrinted:\n{printed}")
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("page", [p for p, text in PAGES.items() if any(examples(text))])
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

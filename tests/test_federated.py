@@ -5,6 +5,7 @@ import logging
 import math
 import pickle
 import sqlite3
+from functools import cache
 
 import numpy as np
 import pymc as pm
@@ -64,9 +65,16 @@ def model_of(x, y):
     return model
 
 
+@cache
+def compiled(x, y):
+    """The model of records given as bytes, compiled once; not to be changed."""
+    x = np.frombuffer(x).reshape(-1, D)
+    return dp.compile(model_of(x, np.frombuffer(y, np.int64)), compile_kwargs=FAST)
+
+
 def owner_of(x, y, **keywords):
-    settings = {"epsilon": 2.0, "ratios": 3, "compile_kwargs": FAST} | keywords
-    return Owner(model=model_of(x, y), **settings)
+    settings = {"epsilon": 2.0, "ratios": 3} | keywords
+    return Owner(model=compiled(x.tobytes(), np.asarray(y, np.int64).tobytes()), **settings)
 
 
 def used(owner):
@@ -398,7 +406,10 @@ def test_an_answer_that_cannot_be_written_down_is_not_given(tmp_path):
 @pytest.fixture(scope="module")
 def three():
     data = [records(k, n=1000) for k in range(3)]
-    owners = [owner_of(*some, epsilon=1e4, ratios=0) for some in data]
+    owners = [
+        owner_of(*some, epsilon=1e4, ratios=0, noise=dp.InsecureSeededNoise(k))
+        for k, some in enumerate(data)
+    ]
     x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
     return owners, x, y, find_surrogate(asking(owners), prior())
 
@@ -425,6 +436,7 @@ def test_surrogate_is_the_pooled_posterior_at_a_large_epsilon(three):
     assert abs(found.clipped) < 5 * found.clipped_sd + 0.005
 
 
+@pytest.mark.chain
 def test_surrogate_samples_like_the_pooled_model(three, quiet):
     _, x, y, found = three
     mode, covariance = pooled(x, y)
@@ -544,16 +556,19 @@ def skewed_prior():
     return model
 
 
-def test_the_pooled_posterior_is_invariant_with_noise_on(quiet):
+@pytest.mark.chain
+@pytest.mark.parametrize("iterations", [1600, pytest.param(6000, marks=pytest.mark.nightly)])
+def test_the_pooled_posterior_is_invariant_with_noise_on(iterations, quiet):
     """Ratios are at most |θ' − θ|, so nothing is clipped; the posterior is skewed, and known by summation."""
-    iterations = 6000
     y = np.array([1, 1, 1, 0, 1, 1, 1, 1, 1])
     owners = []
     for part in np.split(y, 3):
         model = skewed_prior()
         with model:
             pm.Bernoulli("y", logit_p=model["a"] * pm.Data("x", np.ones(3)), observed=part)
-        owners.append(Owner(epsilon=1e4, ratios=iterations, ratio_share=1, model=model))
+        owners.append(
+            Owner(epsilon=1e4, ratios=iterations, ratio_share=1, model=model, compile_kwargs=FAST)
+        )
     a = np.linspace(-6, 25, 20001)
     z = (a - 0.5) / 1.5
     density = np.exp(y.sum() * a - len(y) * np.logaddexp(0, a) - z - np.exp(-z))

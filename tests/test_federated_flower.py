@@ -14,6 +14,8 @@ from pymc_dp.federated import Owner
 
 pytest.importorskip("flwr")
 
+pytestmark = pytest.mark.process
+
 EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "federated_example"
 
 # A coordinator that asks what it should, and then what it should not.

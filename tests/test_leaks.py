@@ -43,6 +43,7 @@ def contents(result):
     return found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("step_type", "settings"),
     [(dp.DPPenalty, {}), (dp.DPHMC, {"n_leapfrog": 3, "gradient_multiplier": 4.0})],
@@ -188,12 +189,14 @@ def spoilt(values, with_):
 
 N, PEOPLE = 240, np.repeat(np.arange(120), 2)
 GENEROUS = {"epsilon": 20.0, "delta": 1e-3}
+# Not by a budget: finding the noise of sampled releases takes a second.
+SAMPLED = {"noise_multiplier": 0.5, "delta": 1e-3, "batch_rate": 0.5}
 SAMPLERS = {
     "penalty": (dp.DPPenalty, plain, GENEROUS),
-    "minibatch": (dp.DPPenalty, plain, {**GENEROUS, "batch_rate": 0.5, "tempering": 0.1}),
+    "minibatch": (dp.DPPenalty, plain, {**SAMPLED, "tempering": 0.1}),
     "hmc": (dp.DPHMC, plain, {**GENEROUS, "n_leapfrog": 2}),
     "barker": (dp.DPBarker, plain, {"batch_size": 30, "tempering": 0.1}),
-    "sgld": (dp.DPSGLD, plain, {**GENEROUS, "batch_rate": 0.5}),
+    "sgld": (dp.DPSGLD, plain, SAMPLED),
     "sgnht": (dp.DPSGNHT, plain, GENEROUS),
     "anchored": (dp.DPAnchored, plain, {"epsilon": 1e3, "delta": 1e-3}),
     "exponential": (dp.DPExponentialFamily, rate_of, {**GENEROUS, "bounds": (-4, 4)}),
@@ -206,6 +209,14 @@ CASES += [
     for name in ("penalty", "anchored")
     for build, values in ((poisson, WHOLE), (categorical, WHOLE), (indexed, WHOLE % 6 - 3))
 ]
+
+
+def always(which, unit, spoil, errors):
+    """The few cases that are run on every save; the others share most of their code with these."""
+    return which in ("penalty", "hmc", "anchored") and unit is PEOPLE and errors == "warn"
+
+
+CASES = [case if always(*case) else pytest.param(*case, marks=pytest.mark.sweep) for case in CASES]
 
 
 def case_name(value):

@@ -22,6 +22,8 @@ from pymc_dp.records.sums import LocalRecords
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
+pytestmark = pytest.mark.process
+
 N, D, CHUNK = 3200, 3, 400
 SENTINEL = 271828.182845904509
 

@@ -133,7 +133,7 @@ def test_a_pickled_step_is_seeded_like_the_original(model):
     np.testing.assert_array_equal(ends[0]["mu"], ends[1]["mu"])
 
 
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_chains_are_reproducible_and_differ(model, cores, quiet):
     def run(seed):
         with model:

@@ -9,7 +9,7 @@ from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.roles import find_roles
 
-from .zoo import ZOO, build, graph_of, likelihood_of
+from .zoo import build, few_or, graph_of, likelihood_of
 
 FAST = {"mode": "FAST_COMPILE"}
 METHODS = ("forward", "reverse")
@@ -39,7 +39,7 @@ def by_differences(likelihood, theta, step=1e-5):
     )
 
 
-@pytest.mark.parametrize("name", sorted(ZOO))
+@pytest.mark.parametrize("name", few_or(pytest.mark.nightly))
 def test_every_way_gives_each_records_own_gradient(name):
     """One record at a time, in chunks, and by differences of the log-likelihood."""
     model = build(name)

@@ -11,10 +11,10 @@ from pytensor.graph.op import Op
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 
-from .zoo import FAST, ZOO, build, some_points, zoo_likelihood
+from .zoo import FAST, build, few_or, some_points, zoo_likelihood
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", few_or(pytest.mark.nightly))
 def test_prior_and_likelihood_are_the_models_log_density(name):
     """Jacobians of the transforms included."""
     model, likelihood = zoo_likelihood(name)

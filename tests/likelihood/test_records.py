@@ -20,11 +20,11 @@ from pymc_dp.likelihood.parameters import ParameterSpace
 from .zoo import (
     FAST,
     NEEDS_DATA,
-    ZOO,
     N,
     build,
     checked,
     compiled,
+    few_or,
     graph_of,
     own_terms,
     some_points,
@@ -37,7 +37,7 @@ rng = np.random.default_rng(11)
 # -- numbers ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", few_or(pytest.mark.sweep))
 def test_terms_are_the_models_own(name):
     model, likelihood = zoo_likelihood(name)
     terms = own_terms(model)
@@ -45,7 +45,7 @@ def test_terms_are_the_models_own(name):
         assert_allclose(likelihood(theta), terms(point), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", few_or(pytest.mark.nightly))
 def test_baked_in_arrays_give_the_same_terms_or_ask_for_data(name):
     try:
         model, likelihood = zoo_likelihood(name, shared=False)
@@ -58,7 +58,7 @@ def test_baked_in_arrays_give_the_same_terms_or_ask_for_data(name):
         assert_allclose(likelihood(theta), terms(point), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", few_or(pytest.mark.nightly))
 def test_terms_do_not_depend_on_the_chunk_size(name):
     model, likelihood = zoo_likelihood(name)
     default = likelihood.chunk_size

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+import pytest
 
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.records import RecordLikelihood, record_graph
@@ -18,6 +19,7 @@ from pymc_dp.likelihood.separability import check_separability
 FAST = {"mode": "FAST_COMPILE"}
 N, D = 60, 3
 ZOO = {}
+FEW = ("linear", "mixture", "several", "varying_intercepts")
 
 NEEDS_DATA = {"normal_mixture", "censored", "panel", "categorical", "mixture", "zero_inflated"}
 """PyMC writes the number of records into these unless it comes from `pm.Data` (some on 6 only)."""
@@ -26,6 +28,11 @@ NEEDS_DATA = {"normal_mixture", "censored", "panel", "categorical", "mixture", "
 def in_zoo(builder):
     ZOO[builder.__name__] = builder
     return builder
+
+
+def few_or(mark):
+    """The zoo to parametrize with: a few models always, the others under a mark."""
+    return [name if name in FEW else pytest.param(name, marks=mark) for name in sorted(ZOO)]
 
 
 def build(name, shared=True, n=N):

@@ -34,3 +34,8 @@ def in_fork():
     if not hasattr(os, "fork"):
         pytest.skip("this system cannot fork")
     return _in_fork
+
+
+@pytest.fixture(autouse=True)
+def repeatable():
+    """Here the secure source is itself: bounds on what it draws fail with probability below 1e-9."""

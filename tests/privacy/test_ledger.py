@@ -284,6 +284,7 @@ def outcomes(futures):
     return won
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_that_race_for_the_last_of_a_budget_do_not_overspend(ledger, path, method):

@@ -234,6 +234,7 @@ def test_a_group_of_records_that_stands_out_is_not_clipped_away():
     assert anchor.clipped_share < 0.01
 
 
+@pytest.mark.sweep
 def test_a_rare_category_is_found_or_the_run_refused():
     """146 of 30,000 people, whose coefficient nobody else tells of: never silently wrong.
 
@@ -580,6 +581,7 @@ def test_what_a_search_in_vain_has_not_spent_is_given_back(monkeypatch):
     assert ledger.spent() < 4.0
 
 
+@pytest.mark.process
 def test_pymcs_own_entry_builds_the_anchor_before_it_starts_processes(quiet):
     y = np.random.default_rng(5).normal(1.0, 1.0, size=3000)
     with pm.Model() as model:

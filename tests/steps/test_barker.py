@@ -1,6 +1,7 @@
 """DP Barker: the test's acceptance probabilities, the law of the draws, and the path from budget to batch."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pymc as pm
@@ -95,12 +96,13 @@ def test_a_move_and_its_reverse_sum_to_one():
 N, ONES, T, PRIOR_SD = 16_000, 5600, 100 / 16_000, 0.3
 
 
-def share_model():
+@cache
+def compiled_share():
     outcome = np.repeat([1, 0], [ONES, N - ONES])
     with pm.Model() as model:
         logit = pm.Normal("logit", 0, PRIOR_SD)
         pm.Bernoulli("y", logit_p=logit, observed=pm.Data("Y", outcome))
-    return model
+    return dp.compile(model, **FAST)
 
 
 class Quadrature:
@@ -129,8 +131,7 @@ def draw(draws, **settings):
         draws=draws,
         chains=2,
         noise=dp.InsecureSeededNoise(3),
-        model=share_model(),
-        **FAST,
+        model=compiled_share(),
     )
     return pm.sample(
         draws,
@@ -148,7 +149,7 @@ def draw(draws, **settings):
 
 @pytest.fixture(scope="module")
 def drawn():
-    return draw(3000)
+    return draw(1500)
 
 
 def check(sample, exact, bias=0.0):
@@ -164,6 +165,7 @@ def check(sample, exact, bias=0.0):
         assert abs(np.mean(sample < cut) - q) < 5 * error + bias
 
 
+@pytest.mark.chain
 def test_step_in_pymc_reaches_the_tempered_posterior(drawn):
     check(drawn.posterior["logit"].values, Quadrature(T))
     # The statistic is the probability of what happened, given the noise.
@@ -173,6 +175,7 @@ def test_step_in_pymc_reaches_the_tempered_posterior(drawn):
     assert 0.3 < stats["accept_rate"].values.mean() < 0.5
 
 
+@pytest.mark.chain
 def test_another_temperature_would_be_seen(drawn):
     for tempering in (T / 2, 2 * T):
         with pytest.raises(AssertionError):

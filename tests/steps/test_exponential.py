@@ -14,8 +14,11 @@ from pymc_dp.likelihood.sufficient import SufficientStatistics
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum, direction
+from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.exponential import exponential_transition
+
+from .exact import assert_matches, spread_evenly
 
 # Few records, so that posteriors are skewed: a symmetric target could not see a reversed sign.
 ANSWERS = np.repeat([1, 0], [6, 24])
@@ -47,32 +50,35 @@ def normal(y):
 
 
 def run_from_posterior(z, assumed_z, starts=4000, transitions=8):
-    """Exact draws of the Poisson mean, moved by the kernel under test; independent of each other.
+    """A perfect sample of the Poisson mean, moved by the kernel under test; independent of each other.
 
     θ is the log mean: φ = θ and A = exp θ. Counts are measured from 0 to 6.
     """
     rng = np.random.default_rng(7)
-    noise = dp.InsecureSeededNoise(11)
-    kept = KeptSum(lambda: [COUNTS[:, None] / 3 - 1.0], 1)
-    ends, accepted = np.empty(starts), 0
+    total = (COUNTS / 3 - 1.0).sum()
+
+    def release(along):
+        """As KeptSum.release, whose grid is bound / step, but for its rounding."""
+        g = along.weights[0] * along.bound / along.step
+        return g * total + noise_sd(along.bound, z) * rng.standard_normal()
+
+    ends, accepted = spread_evenly(GAMMA, starts), 0
     for k in range(starts):
-        theta = np.log(GAMMA.rvs(1, random_state=rng))
-        for t in range(transitions):
+        theta = ends[k : k + 1]
+        for _ in range(transitions):
             theta, info = exponential_transition(
                 rng,
                 theta,
                 propose=lambda rng, theta: theta + 0.5 * rng.standard_normal(1),
-                natural=lambda theta: (3 * theta, float(np.exp(theta[0]) - 3 * theta[0])),
-                along=lambda g: direction(g, 2 * abs(g[0]), 1),
-                release=lambda along, at=(k, t): kept.release(
-                    along, noise_multiplier=z, permit=Permit(*at, (Gaussian(z),)), noise=noise
-                ),
+                natural=lambda theta: (3 * theta, math.exp(theta.item()) - 3 * theta.item()),
+                along=lambda g: direction(g, 2 * abs(g.item()), 1),
+                release=release,
                 n_records=len(COUNTS),
-                log_public=lambda theta: float(2 * theta[0] - 1.5 * np.exp(theta[0])),
+                log_public=lambda theta: 2 * theta.item() - 1.5 * math.exp(theta.item()),
                 noise_multiplier=assumed_z,
             )
             accepted += info.accepted
-        ends[k] = theta[0]
+        ends[k] = theta.item()
     return np.exp(ends), accepted / starts / transitions
 
 
@@ -90,22 +96,6 @@ def test_a_wrong_penalty_is_caught():
 # -- exact posteriors through PyMC ------------------------------------------------------------------
 
 
-def assert_matches(sample, exact):
-    """Mean, sd and quantiles within 5 Monte Carlo errors, gated on the effective sample size."""
-    import arviz as az
-
-    ess = float(np.asarray(az.ess(sample)))
-    assert ess > 200
-    pooled = sample.ravel()
-    assert abs(pooled.mean() - exact.mean()) < 5 * exact.std() / math.sqrt(ess)
-    kurtosis = float(exact.stats(moments="k"))
-    sd_error = exact.std() * math.sqrt((kurtosis + 2) / 4 / (ess / 2))
-    assert abs(pooled.std() - exact.std()) < 5 * sd_error
-    for q in (0.05, 0.5, 0.95):
-        error = math.sqrt(q * (1 - q) / (ess / 2))
-        assert abs(np.mean(pooled < exact.ppf(q)) - q) < 5 * error
-
-
 def sampled(model, draws, quiet, **keywords):
     step = dp.DPExponentialFamily(
         draws=draws, chains=2, noise=dp.InsecureSeededNoise(3), model=model, **keywords
@@ -113,28 +103,38 @@ def sampled(model, draws, quiet, **keywords):
     return pm.sample(draws, tune=0, chains=2, step=step, random_seed=5, model=model, **quiet)
 
 
-def test_beta_bernoulli_is_exact_with_noise_on(quiet):
-    idata = sampled(beta_bernoulli(), 5000, quiet, noise_multiplier=1.5, scale=0.8)
+LENGTHS = pytest.mark.parametrize("draws", [1500, pytest.param(20_000, marks=pytest.mark.nightly)])
+
+
+@pytest.mark.chain
+@LENGTHS
+def test_beta_bernoulli_is_exact_with_noise_on(draws, quiet):
+    idata = sampled(beta_bernoulli(), draws, quiet, noise_multiplier=1.5, scale=0.8)
     assert 0.1 < idata.sample_stats["accept_rate"].values.mean() < 0.6  # the noise is felt
     assert_matches(idata.posterior["p"].values, BETA)
 
 
-def test_poisson_gamma_is_exact_with_noise_on(quiet):
-    idata = sampled(poisson_gamma(), 5000, quiet, noise_multiplier=0.4, scale=0.5, bounds=(0, 6))
+@pytest.mark.chain
+@LENGTHS
+def test_poisson_gamma_is_exact_with_noise_on(draws, quiet):
+    idata = sampled(poisson_gamma(), draws, quiet, noise_multiplier=0.4, scale=0.5, bounds=(0, 6))
     assert 0.1 < idata.sample_stats["accept_rate"].values.mean() < 0.6
     assert_matches(idata.posterior["mu"].values, GAMMA)
 
 
-def test_the_target_is_the_posterior_of_the_limited_values(quiet):
+@pytest.mark.chain
+@LENGTHS
+def test_the_target_is_the_posterior_of_the_limited_values(draws, quiet):
     """A range that cuts off a third of the records: another known posterior, hit as exactly."""
     limited = np.minimum(COUNTS, 2)
     exact = stats.gamma(2 + limited.sum(), scale=1 / (1.5 + len(COUNTS)))
     assert abs(exact.mean() - GAMMA.mean()) > exact.std() / 2
-    idata = sampled(poisson_gamma(), 5000, quiet, noise_multiplier=0.8, scale=0.5, bounds=(0, 2))
+    idata = sampled(poisson_gamma(), draws, quiet, noise_multiplier=0.8, scale=0.5, bounds=(0, 2))
     assert_matches(idata.posterior["mu"].values, exact)
 
 
 @pytest.mark.nightly
+@pytest.mark.chain
 def test_normal_with_unknown_scale_is_exact_with_noise_on(quiet):
     """Two statistics, whose noise is that of one direction: against quadrature."""
     y = np.array([-1.2, 0.3, 0.4, 2.9, 1.1, -0.2])
@@ -387,6 +387,7 @@ def test_a_stored_state_cannot_release_again(fast):
         step.step(point)
 
 
+@pytest.mark.process
 def test_chains_in_processes_of_their_own(fast):
     with beta_bernoulli() as model:
         idata = dp.sample(

@@ -20,8 +20,15 @@ def start_chain(step, seed=0):
     step.stop_tuning()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
-    ("cores", "method"), [(1, "fork"), (2, "fork"), (2, "spawn"), (2, "forkserver")]
+    ("cores", "method"),
+    [
+        (1, "fork"),
+        (2, "fork"),
+        (2, "spawn"),
+        pytest.param(2, "forkserver", marks=pytest.mark.nightly),
+    ],
 )
 def test_two_chains_one_ledger(cores, method, logistic, fast):
     """The sum is charged once; a third chain is refused before it reads data."""
@@ -49,7 +56,7 @@ def test_two_chains_one_ledger(cores, method, logistic, fast):
 
 
 @pytest.mark.parametrize(("planned", "asked"), [(1, 2), (2, 1), (3, 2)])
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_another_number_of_chains_is_refused_before_the_charge(
     planned, asked, cores, logistic, quiet, fast
 ):
@@ -59,12 +66,14 @@ def test_another_number_of_chains_is_refused_before_the_charge(
         epsilon=1.0, delta=1e-5, chains=planned, draws=10, ledger=ledger, model=model, **fast
     )
     host = {**quiet, "cores": cores, "mp_ctx": "fork"}
+    # PyMC does not wait for the processes of an earlier test to end.
+    others = set(multiprocessing.active_children())
     with pytest.raises(
         dp.PrivacyConfigurationError, match=f"asked for {asked} chains.*built for {planned}"
     ):
         pm.sample(10, tune=0, chains=asked, step=step, model=model, **host)
     assert ledger.spent() == 0
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
     pm.sample(10, tune=0, chains=planned, step=step, model=model, **host)  # nothing is lost
     assert ledger.spent() > 0.99
 

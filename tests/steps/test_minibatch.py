@@ -1,6 +1,7 @@
 """The minibatch penalty: what it releases, and how near its draws come to the posterior."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pymc as pm
@@ -12,11 +13,14 @@ import pymc_dp as dp
 from pymc_dp.compat import groups_of
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import PoissonGaussian, times
+from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.steps import penalty as penalty_module
 from pymc_dp.steps import ratio as ratio_module
 from pymc_dp.steps.penalty import penalty_transition
+
+from .exact import log_public, spread_evenly
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 
@@ -28,10 +32,6 @@ Y = stats.expon(scale=0.5).ppf((np.arange(N) + 0.5) / N)
 
 def tempered(tempering):
     return stats.gamma(2 + tempering * N, scale=1 / (1 + tempering * Y.sum()))
-
-
-def log_public(theta):
-    return float(2 * theta[0] - np.exp(theta[0]))
 
 
 class Terms:
@@ -158,33 +158,35 @@ def test_estimates_of_the_ratio_and_of_its_variance_are_unbiased():
 # -- the stationary law -----------------------------------------------------------------------------
 
 
-def run_from_posterior(z, tempering, rate, scale, starts=2500, transitions=6, b=10.0):
-    """Exact posterior draws, moved by the kernel under test; independent of each other."""
-    rng = np.random.default_rng(7)
-    noise, exact = dp.InsecureSeededNoise(11), tempered(tempering)
-    ratio = minibatch(z, tempering, rate, noise)
-    ends, accepted = np.empty(starts), 0
+def run_from_posterior(z, tempering, rate, scale, starts=2000, transitions=6, b=10.0):
+    """A perfect sample, moved by the kernel under test; independent of each other."""
+    rng, exact = np.random.default_rng(7), tempered(tempering)
+    ends, accepted = spread_evenly(exact, starts), 0
+
+    def bound(move):
+        return b * abs(move.item())
+
+    def ratio(theta, new):
+        """The release of MinibatchRatio, on paper."""
+        y, B = Y[rng.random(N) < rate], bound(new - theta)
+        ratios = new - theta - y * (np.exp(new) - np.exp(theta))
+        noise = noise_sd(release_bound(B, tempering, rate), z) * rng.standard_normal()
+        return ratio_module._penalised(ratios, B, tempering, rate).sum() + noise
+
     for k in range(starts):
-        theta = np.log(exact.rvs(1, random_state=rng))
-        for t in range(transitions):
-            paid = permit(z, rate, t, chain=k)
-
-            def bound(move):
-                return b * abs(float(move[0]))
-
+        theta = ends[k : k + 1]
+        for _ in range(transitions):
             theta, info = penalty_transition(
                 rng,
                 theta,
                 propose=lambda rng, theta: theta + scale * rng.standard_normal(1),
-                bound=lambda move: ratio.release_bound(bound(move)),
-                noisy_ratio=lambda theta, new, paid=paid: ratio(
-                    theta, new, bound(new - theta), paid
-                ),
+                bound=lambda move: release_bound(bound(move), tempering, rate),
+                noisy_ratio=ratio,
                 log_public=log_public,
                 noise_multiplier=z,
             )
             accepted += info.accepted
-        ends[k] = theta[0]
+        ends[k] = theta.item()
     return np.exp(ends), accepted / starts / transitions
 
 
@@ -204,11 +206,12 @@ def test_sampling_without_its_penalty_is_caught(monkeypatch):
     assert stats.kstest(draws, tempered(0.1).cdf).pvalue < 1e-6
 
 
-def exponential_model():
+@cache
+def compiled():
     with pm.Model() as model:
         rate = pm.Gamma("rate", 2, 1)
         pm.Exponential("y", rate, observed=pm.Data("Y", Y))
-    return model
+    return dp.compile(model)
 
 
 def check_moments(sample, exact, bias=(0.0, 0.0)):
@@ -230,16 +233,17 @@ def through_pymc(draws, quiet, **settings):
         draws=draws,
         chains=2,
         noise=dp.InsecureSeededNoise(3),
-        model=exponential_model(),
+        model=compiled(),
     )
     idata = pm.sample(draws, tune=0, chains=2, step=step, random_seed=5, model=step.model, **quiet)
     return idata.posterior["rate"].values
 
 
+@pytest.mark.chain
 @pytest.mark.parametrize("update", ["joint", "guided"])
 def test_step_in_pymc_reaches_the_tempered_posterior(update, quiet):
     """Through PyMC: transforms, Jacobian, compiled terms, samples and noise together."""
-    sample = through_pymc(3000, quiet, batch_rate=0.2, scale=0.15, update=update)
+    sample = through_pymc(1500, quiet, batch_rate=0.2, scale=0.15, update=update)
     check_moments(sample, tempered(0.1))
 
 

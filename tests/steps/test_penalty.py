@@ -8,54 +8,44 @@ import pytest
 from scipy import stats
 
 import pymc_dp as dp
-from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.noisy_sum import noisy_sum
-from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.penalty import penalty_transition
 
-# Exponential data with a Gamma(2, 1) prior on the rate; θ is the log rate, whose posterior is
-# skewed: a symmetric target could not see a reversed sign.
-Y = np.array([0.3, 2.5, 0.1, 1.9])
-POSTERIOR = stats.gamma(2 + len(Y), scale=1 / (1 + Y.sum()))
-
-
-def log_public(theta):
-    return float(2 * theta[0] - np.exp(theta[0]))
-
-
-def terms(theta):
-    return theta[0] - Y * np.exp(theta[0])
+from .exact import (
+    POSTERIOR,
+    assert_matches,
+    compiled,
+    log_public,
+    noisy_total,
+    spread_evenly,
+    tempered,
+    terms,
+)
 
 
 def run_from_posterior(z, assumed_z, starts=4000, transitions=8, b=40.0):
-    """Exact posterior draws, moved by the kernel under test; independent of each other."""
+    """A perfect sample, moved by the kernel under test; independent of each other."""
     rng = np.random.default_rng(7)
-    noise = dp.InsecureSeededNoise(11)
-    ends = np.empty(starts)
-    accepted = 0
+    ends, accepted = spread_evenly(POSTERIOR, starts), 0
+
+    def bound(move):
+        return b * abs(move.item())
+
     for k in range(starts):
-        theta = np.log(POSTERIOR.rvs(1, random_state=rng))
-        for t in range(transitions):
-            permit = Permit(k, t, (Gaussian(z),))
+        theta = ends[k : k + 1]
+        for _ in range(transitions):
             theta, info = penalty_transition(
                 rng,
                 theta,
                 propose=lambda rng, theta: theta + 0.8 * rng.standard_normal(1),
-                bound=lambda move: b * abs(float(move[0])),
-                noisy_ratio=lambda theta, new, permit=permit: float(
-                    noisy_sum(
-                        iter([terms(new) - terms(theta)]),
-                        bound=b * abs(float(new[0] - theta[0])),
-                        noise_multiplier=z,
-                        permit=permit,
-                        noise=noise,
-                    )
+                bound=bound,
+                noisy_ratio=lambda theta, new: noisy_total(
+                    rng, terms(new) - terms(theta), bound(new - theta), z
                 ),
                 log_public=log_public,
                 noise_multiplier=assumed_z,
             )
             accepted += info.accepted
-        ends[k] = theta[0]
+        ends[k] = theta.item()
     return np.exp(ends), accepted / starts / transitions
 
 
@@ -70,62 +60,26 @@ def test_a_wrong_penalty_is_caught():
     assert stats.kstest(draws, POSTERIOR.cdf).pvalue < 1e-6
 
 
-def exponential_model():
-    with pm.Model() as model:
-        rate = pm.Gamma("rate", 2, 1)
-        pm.Exponential("y", rate, observed=pm.Data("Y", Y))
-    return model
-
-
-def test_step_in_pymc_reaches_the_exact_posterior(quiet):
-    """Through PyMC: transforms, Jacobian, compiled terms and noise together."""
-    draws = 6000
+def draws_of(draws, quiet, **settings):
+    """Through PyMC: transforms, Jacobian, compiled terms, ledger and integer noise together."""
     step = dp.DPPenalty(
-        noise_multiplier=0.025,
-        clip=40.0,
-        scale=0.8,
-        draws=draws,
-        chains=2,
-        noise=dp.InsecureSeededNoise(3),
-        model=exponential_model(),
+        noise_multiplier=0.025, clip=40.0, draws=draws, chains=2, model=compiled(), **settings
     )
     idata = pm.sample(draws, tune=0, chains=2, step=step, random_seed=5, model=step.model, **quiet)
-    sample = idata.posterior["rate"].values
+    return idata.posterior["rate"].values
+
+
+@pytest.mark.chain
+def test_step_in_pymc_reaches_the_exact_posterior(quiet):
+    sample = draws_of(2000, quiet, scale=1.0, noise=dp.InsecureSeededNoise(3))
     assert_matches(sample, POSTERIOR)
-
-
-def assert_matches(sample, exact):
-    """Mean, sd and quantiles within 5 Monte Carlo errors, gated on the effective sample size."""
-    import arviz as az
-
-    ess = float(np.asarray(az.ess(sample)))
-    assert ess > 200
-    pooled = sample.ravel()
-    assert abs(pooled.mean() - exact.mean()) < 5 * exact.std() / math.sqrt(ess)
-    kurtosis = float(exact.stats(moments="k"))
-    sd_error = exact.std() * math.sqrt((kurtosis + 2) / 4 / (ess / 2))
-    assert abs(pooled.std() - exact.std()) < 5 * sd_error
-    for q in (0.05, 0.5, 0.95):
-        error = math.sqrt(q * (1 - q) / (ess / 2))
-        assert abs(np.mean(pooled < exact.ppf(q)) - q) < 5 * error
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("scale", [0.3, 0.8, 1.5])
 def test_exact_posterior_long(scale, quiet):
-    step = dp.DPPenalty(
-        noise_multiplier=0.025,
-        clip=40.0,
-        scale=scale,
-        draws=100_000,
-        chains=2,
-        noise=dp.InsecureSeededNoise(3),
-        model=exponential_model(),
-    )
-    idata = pm.sample(
-        100_000, tune=0, chains=2, step=step, random_seed=5, model=step.model, **quiet
-    )
-    assert_matches(idata.posterior["rate"].values, POSTERIOR)
+    sample = draws_of(100_000, quiet, scale=scale, noise=dp.InsecureSeededNoise(3))
+    assert_matches(sample, POSTERIOR)
 
 
 def test_without_noise_and_clipping_it_is_plain_metropolis(logistic, quiet):
@@ -157,21 +111,12 @@ def test_without_noise_and_clipping_it_is_plain_metropolis(logistic, quiet):
     assert np.isinf(idata.sample_stats["epsilon"].values).all()
 
 
-def test_tempering_multiplies_the_likelihood(quiet):
+@pytest.mark.chain
+@pytest.mark.parametrize("draws", [2000, pytest.param(20_000, marks=pytest.mark.nightly)])
+def test_tempering_multiplies_the_likelihood(draws, quiet):
     """With T = 1/2 the posterior of the exponential model has half the data's weight."""
-    step = dp.DPPenalty(
-        noise_multiplier=0.025,
-        clip=40.0,
-        scale=1.0,
-        tempering=0.5,
-        draws=6000,
-        chains=2,
-        noise=dp.InsecureSeededNoise(4),
-        model=exponential_model(),
-    )
-    idata = pm.sample(6000, tune=0, chains=2, step=step, random_seed=6, model=step.model, **quiet)
-    tempered = stats.gamma(2 + len(Y) / 2, scale=1 / (1 + Y.sum() / 2))
-    assert_matches(idata.posterior["rate"].values, tempered)
+    settings = {"tempering": 0.5, "noise": dp.InsecureSeededNoise(4)}
+    assert_matches(draws_of(draws, quiet, scale=1.0, **settings), tempered(0.5))
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ def test_the_noisy_gradient_is_unbiased_and_as_noisy_as_it_says(step_type, rate)
     assert found.var() == pytest.approx(variance, rel=4 * math.sqrt(2 / repeats))
 
 
+@pytest.mark.chain
 def test_sgld_has_the_mean_of_the_posterior_and_the_variance_of_its_recursion():
     """Also how biased it is: with u = θ − m, where m is the posterior's mean,
 
@@ -189,6 +190,7 @@ def test_sgld_has_the_mean_of_the_posterior_and_the_variance_of_its_recursion():
     assert path.var() == pytest.approx(variance, rel=4 * math.sqrt(2 / ess_of_squares))
 
 
+@pytest.mark.chain
 def test_sgld_with_small_steps_and_all_units_comes_near_the_posterior():
     mean, precision = posterior(0.25)
     step = built(dp.DPSGLD, step_size=0.3 / precision, batch_rate=1.0, noise_multiplier=0.1)
@@ -199,6 +201,7 @@ def test_sgld_with_small_steps_and_all_units_comes_near_the_posterior():
     assert path.var() * precision == pytest.approx(1 / (1 - 0.3 / 4), rel=5 / math.sqrt(ess))
 
 
+@pytest.mark.chain
 def test_sgnht_absorbs_the_noise_of_samples():
     """SGLD at the same noise is far too wide; the thermostat is not."""
     import arviz as az
@@ -219,6 +222,7 @@ def test_sgnht_absorbs_the_noise_of_samples():
     assert step.friction > step._diffusion + step._step_size * step._sigma**2 / 2
 
 
+@pytest.mark.chain
 def test_the_friction_adapts_on_a_narrow_posterior():
     """At a tenth of the posterior's width and the default diffusion, to the error of samples that it is not told of.
 

@@ -144,6 +144,7 @@ def test_the_short_way(which, logistic, quiet, tmp_path):
     np.testing.assert_array_equal(again.posterior["beta"].values, idata.posterior["beta"].values)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 @every_step
 def test_two_processes(which, method, logistic):
