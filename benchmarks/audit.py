@@ -82,7 +82,7 @@ def audited_step(name, **changed):
 
 
 def audited_sum(epsilon, delta, factor=1.0, runs=20_000):
-    z = factor * dp.calibrate_noise(epsilon=epsilon, delta=delta, draws=1)
+    z = factor * dp.calibrate_noise(epsilon=epsilon, delta=delta, releases=1)
     noise = SecureNoise()
 
     def one_sum(data, repetition):

@@ -31,7 +31,7 @@ from pymc_dp.mmd import mmd
 from pymc_dp.plan import plan
 from pymc_dp.plots import plot_clipping, plot_privacy, plot_tradeoff
 from pymc_dp.prediction import predict
-from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_draws
+from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_releases
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.report import PrivacyReport, privacy_report
@@ -77,7 +77,7 @@ __all__ = [
     "calibrate_noise",
     "clamp",
     "compile",
-    "max_draws",
+    "max_releases",
     "mmd",
     "plan",
     "plot_clipping",

@@ -144,25 +144,27 @@ def audited_sum(z, epsilon, delta, **keywords):
 
 def test_an_honest_noisy_sum_passes_and_comes_close():
     """One Gaussian release, whose cost is known exactly."""
-    z = dp.calibrate_noise(epsilon=2.0, delta=0.05, draws=1)
+    z = dp.calibrate_noise(epsilon=2.0, delta=0.05, releases=1)
     found = audited_sum(z, 2.0, 0.05, runs=8000)
     assert not found.violated
     assert found.bound.epsilon > 0.5 * 2.0
     assert found.gaussian_bound.epsilon > 0.6 * 2.0
     # At the δ of practice, only the whole trade-off curve comes close.
-    small = audited_sum(dp.calibrate_noise(epsilon=4.0, delta=1e-6, draws=1), 4.0, 1e-6, runs=8000)
+    small = audited_sum(
+        dp.calibrate_noise(epsilon=4.0, delta=1e-6, releases=1), 4.0, 1e-6, runs=8000
+    )
     assert not small.violated
     assert small.epsilon_lower > 0.5 * 4.0
 
 
 def test_a_noisy_sum_with_too_little_noise_is_caught():
-    z = dp.calibrate_noise(epsilon=1.0, delta=1e-3, draws=1)
+    z = dp.calibrate_noise(epsilon=1.0, delta=1e-3, releases=1)
     assert not audited_sum(z, 1.0, 1e-3, runs=1000).violated
     assert audited_sum(z / 3, 1.0, 1e-3, runs=1000).violated
 
 
 def test_a_vector_is_guessed_by_all_of_its_entries():
-    z = dp.calibrate_noise(epsilon=3.0, delta=0.05, draws=1)
+    z = dp.calibrate_noise(epsilon=3.0, delta=0.05, releases=1)
     data = np.zeros((10, 4))
     data[0] = FAR
     found = dp.audit(
@@ -275,7 +277,7 @@ def test_an_owners_answers(part, caught, monkeypatch):
         lambda self, s, size, at=(): honest(self, s * part, size, at),
     )
     runs, y = 3000, records(60)
-    z = dp.calibrate_noise(epsilon=1.0, delta=0.01, draws=1)
+    z = dp.calibrate_noise(epsilon=1.0, delta=0.01, releases=1)
     monkeypatch.setattr(
         "pymc_dp.federated.owner.divide",
         lambda _, rounds, ratios, share: {"ratio": Releases(ratios, (z,))},
@@ -410,7 +412,9 @@ def test_the_log_stays_quiet(caplog):
 
 
 def test_the_report_says_what_was_found():
-    found = audited_sum(dp.calibrate_noise(epsilon=2.0, delta=0.05, draws=1), 2.0, 0.05, runs=100)
+    found = audited_sum(
+        dp.calibrate_noise(epsilon=2.0, delta=0.05, releases=1), 2.0, 0.05, runs=100
+    )
     for text in (str(found), repr(found), found._repr_html_()):
         for word in ("noisy_total", "100 on each", "0.9999", "not refuted", "proves nothing"):
             assert word in text

@@ -143,7 +143,7 @@ class Owner:
         if delta is None:
             delta = 0.1 / roles.n_units if ledger is None else ledger.delta
         self.epsilon, self.delta = float(epsilon), check_delta(delta)
-        z = calibrate_noise(epsilon=epsilon, delta=self.delta, draws=1)
+        z = calibrate_noise(epsilon=epsilon, delta=self.delta, releases=1)
         self._releases = divide(z, rounds, ratios, ratio_share)
         for releases in self._releases.values():
             for multiplier in releases.multipliers:

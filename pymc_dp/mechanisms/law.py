@@ -128,7 +128,7 @@ def noise_per_sensitivity(name: str, family: Family, epsilon: float, delta: floa
         return 1 / epsilon
     if delta is None:
         raise PrivacyConfigurationError(f"{name!r}: Gaussian noise needs a `delta` with `epsilon`.")
-    return calibrate_noise(epsilon=epsilon, delta=delta, draws=1)
+    return calibrate_noise(epsilon=epsilon, delta=delta, releases=1)
 
 
 def charged_multiplier(noise_multiplier: float, grid_scale: ArrayLike) -> float:

@@ -221,7 +221,7 @@ class DPAnchored(PrivateStep):
         iterations: int,
     ) -> tuple[Event, ...]:
         # One release that costs the whole budget; a hair more, for the rounding of its division.
-        z = calibrate_noise(epsilon=epsilon or math.inf, delta=delta, draws=1) * (1 + 2.0**-40)
+        z = calibrate_noise(epsilon=epsilon or math.inf, delta=delta, releases=1) * (1 + 2.0**-40)
         self._z_anchor = z / math.sqrt(self._anchor_share)
         self._z = z * math.sqrt(iterations / (1 - self._anchor_share))
         self.once = (Gaussian(self._z_anchor),)

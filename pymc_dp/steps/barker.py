@@ -190,7 +190,7 @@ class DPBarker(PrivateStep):
             self._b = calibrate_batch_size(
                 epsilon=epsilon,
                 delta=delta,
-                draws=iterations,
+                tests=iterations,
                 units=n,
                 variance=self._variance,
                 at_most=math.ceil(_ENOUGH * self._tempering * n),

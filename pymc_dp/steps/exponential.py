@@ -235,7 +235,7 @@ class DPExponentialFamily(PrivateStep):
     ) -> tuple[Event, ...]:
         self._family.check(self.compiled.likelihood)
         if epsilon is not None:
-            noise_multiplier = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations)
+            noise_multiplier = calibrate_noise(epsilon=epsilon, delta=delta, releases=iterations)
         self._z = float(noise_multiplier or 0.0)
         self._first_scale: float = self._given_scale or self._default_scale()
         return (Gaussian(self._z),)

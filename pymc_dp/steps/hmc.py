@@ -345,7 +345,7 @@ class DPHMC(PrivateStep):
         if epsilon is not None:
             # μ² of one iteration, 1/z², is shared out between the test and the L + 1 gradients.
             # A hair more, so that the rounding of the shares cannot add up to more than the budget.
-            z = calibrate_noise(epsilon=epsilon, delta=delta, draws=iterations) * (1 + 2.0**-40)
+            z = calibrate_noise(epsilon=epsilon, delta=delta, releases=iterations) * (1 + 2.0**-40)
             self._z = z / math.sqrt(1 - self._gradient_share)
             self._z_gradient = z * math.sqrt(gradients / self._gradient_share)
         else:

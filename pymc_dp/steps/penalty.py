@@ -325,7 +325,7 @@ class DPPenalty(PrivateStep):
         rate = accounted_rate(self._rate)
         if epsilon is not None:
             noise_multiplier = calibrate_noise(
-                epsilon=epsilon, delta=delta, draws=iterations, sampling_rate=rate
+                epsilon=epsilon, delta=delta, releases=iterations, sampling_rate=rate
             )
         self._z = float(noise_multiplier or 0.0)
         self._first_scale: float = self._given_scale or self._default_scale()

@@ -179,7 +179,7 @@ class _StochasticGradientStep(PrivateStep):
         rate = accounted_rate(self._rate)
         if epsilon is not None:
             noise_multiplier = calibrate_noise(
-                epsilon=epsilon, delta=delta, draws=iterations, sampling_rate=rate
+                epsilon=epsilon, delta=delta, releases=iterations, sampling_rate=rate
             )
         self._z = float(noise_multiplier or 0.0)
         self._sigma = self._tempering / self._rate * noise_sd(self._clip, self._z)

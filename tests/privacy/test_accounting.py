@@ -323,7 +323,7 @@ def test_numpy_numbers_are_numbers():
 
 
 def run_of(epsilon, delta):
-    return Gaussian(calibrate_noise(epsilon=epsilon, delta=delta, draws=1))
+    return Gaussian(calibrate_noise(epsilon=epsilon, delta=delta, releases=1))
 
 
 @SWEEP
