@@ -19,13 +19,9 @@ from pymc_dp.mechanisms import (
     DiscreteLaplaceMechanism,
     GaussianMechanism,
     LaplaceMechanism,
+    RandomizedResponse,
     ReleasedStatistic,
-    clamp,
-    randomized_response,
-    record_sum,
-    second_moments,
-    second_moments_sensitivity,
-    sum_sensitivity,
+    statistics,
 )
 from pymc_dp.mmd import mmd
 from pymc_dp.plan import plan
@@ -38,17 +34,15 @@ from pymc_dp.report import PrivacyReport, privacy_report
 from pymc_dp.results import release
 from pymc_dp.sampling import sample
 from pymc_dp.shards import Shards
+from pymc_dp.steps import comparators
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
-from pymc_dp.steps.sgmcmc import DPSGLD, DPSGNHT
 
 __all__ = [
     "DPHMC",
-    "DPSGLD",
-    "DPSGNHT",
     "CompiledModel",
     "DPAnchored",
     "DPBarker",
@@ -67,6 +61,7 @@ __all__ = [
     "PrivacyError",
     "PrivacyLedger",
     "PrivacyReport",
+    "RandomizedResponse",
     "ReleasedStatistic",
     "ShardError",
     "Shards",
@@ -75,7 +70,7 @@ __all__ = [
     "audit",
     "calibrate_batch_size",
     "calibrate_noise",
-    "clamp",
+    "comparators",
     "compile",
     "max_releases",
     "mmd",
@@ -85,11 +80,7 @@ __all__ = [
     "plot_tradeoff",
     "predict",
     "privacy_report",
-    "randomized_response",
-    "record_sum",
     "release",
     "sample",
-    "second_moments",
-    "second_moments_sensitivity",
-    "sum_sensitivity",
+    "statistics",
 ]

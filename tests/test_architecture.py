@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pymc_dp
 
 PACKAGE = Path(pymc_dp.__file__).parent
@@ -79,11 +81,12 @@ def test_line_differences_live_in_one_module():
         assert "setup_chain" not in file.read_text() or file.name == "base.py", file.name
 
 
-def test_public_names():
-    assert set(pymc_dp.__all__) <= set(vars(pymc_dp))
-    for name in pymc_dp.__all__:
+@pytest.mark.parametrize("module", [pymc_dp, pymc_dp.statistics, pymc_dp.comparators])
+def test_public_names(module):
+    assert set(module.__all__) <= set(vars(module))
+    for name in module.__all__:
         if name != "__version__":
-            assert getattr(pymc_dp, name).__doc__, name
+            assert getattr(module, name).__doc__, name
 
 
 def test_files_stay_small():

@@ -200,13 +200,17 @@ STEPS = {
     "minibatch": (dp.DPPenalty, 60, {"batch_rate": 0.5, "scale": 0.3, "draws": 2}),
     "hmc": (dp.DPHMC, 60, {"n_leapfrog": 1, "step_size": 0.02, "gradient_share": 0.8}),
     "barker": (dp.DPBarker, 200, {"tempering": 0.05, "draws": 2}),
-    "sgld": (dp.DPSGLD, 60, {"batch_rate": 1.0, "draws": 2}),
-    "sgld, sampled": (dp.DPSGLD, 60, {"batch_rate": 0.5, "draws": 2}),
-    "sgnht": (dp.DPSGNHT, 60, {"batch_rate": 0.5, "draws": 2}),
+    "sgld": (dp.comparators.DPSGLD, 60, {"batch_rate": 1.0, "draws": 2}),
+    "sgld, sampled": (dp.comparators.DPSGLD, 60, {"batch_rate": 0.5, "draws": 2}),
+    "sgnht": (dp.comparators.DPSGNHT, 60, {"batch_rate": 0.5, "draws": 2}),
     "exponential": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 3, "bounds": (-3, 3)}),
     "anchored": (DPAnchored, 1000, {"noise_aware": False}),
     "penalty, people": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 3, "unit": PEOPLE[:60]}),
-    "sgld, people": (dp.DPSGLD, 60, {"batch_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]}),
+    "sgld, people": (
+        dp.comparators.DPSGLD,
+        60,
+        {"batch_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]},
+    ),
     "anchored, people": (DPAnchored, 1000, {"noise_aware": False, "unit": PEOPLE}),
 }
 # One number that shows one noisy ratio, and says more than a discriminant of all of them.

@@ -193,8 +193,8 @@ SAMPLERS = {
     "minibatch": (dp.DPPenalty, plain, {**GENEROUS, "batch_rate": 0.5, "tempering": 0.1}),
     "hmc": (dp.DPHMC, plain, {**GENEROUS, "n_leapfrog": 2}),
     "barker": (dp.DPBarker, plain, {"batch_size": 30, "tempering": 0.1}),
-    "sgld": (dp.DPSGLD, plain, {**GENEROUS, "batch_rate": 0.5}),
-    "sgnht": (dp.DPSGNHT, plain, GENEROUS),
+    "sgld": (dp.comparators.DPSGLD, plain, {**GENEROUS, "batch_rate": 0.5}),
+    "sgnht": (dp.comparators.DPSGNHT, plain, GENEROUS),
     "anchored": (dp.DPAnchored, plain, {"epsilon": 1e3, "delta": 1e-3}),
     "exponential": (dp.DPExponentialFamily, rate_of, {**GENEROUS, "bounds": (-4, 4)}),
 }

@@ -99,7 +99,7 @@ def noise_law(
         if sensitivity is None:
             raise PrivacyConfigurationError(
                 f"{name!r}: `epsilon` needs `sensitivity`, the largest change of the statistic when "
-                "one record is replaced (see `sum_sensitivity` and `second_moments_sensitivity`)."
+                "one record is replaced (see `sum_sensitivity` and `second_moments_sensitivity` in `pymc_dp.statistics`)."
             )
         scale = sensitivity * noise_per_sensitivity(name, family, epsilon, delta)
         if family == "gaussian" and discrete:

@@ -50,6 +50,8 @@ from pymc_dp.privacy.subsampling import accounted_rate, check_rate
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.settings import Vector
 
+__all__ = ["DPSGLD", "DPSGNHT"]
+
 _DEFAULT_BATCH = 1000
 # Per iteration: how far the mean moves towards the mode (SGLD), and the friction (SGNHT), for records
 # that carry about one unit of information each.
@@ -323,7 +325,7 @@ class DPSGNHT(_StochasticGradientStep):
 
     Notes
     -----
-    Releases, sensitivity and guarantee are those of :class:`~pymc_dp.DPSGLD`.
+    Releases, sensitivity and guarantee are those of :class:`~pymc_dp.comparators.DPSGLD`.
     """
 
     name = "dp_sgnht"
