@@ -12,7 +12,7 @@ import pymc as pm
 from _report import write_report
 
 import pymc_dp as dp
-from pymc_dp.audit import replaced
+from pymc_dp.evidence.neighbours import replaced
 from pymc_dp.federated import Owner
 from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.clipping import RESOLUTION

@@ -1,7 +1,10 @@
 """Differentially private Bayesian inference with PyMC."""
 
 from pymc_dp._version import __version__
-from pymc_dp.audit import audit
+from pymc_dp.evidence.audit import audit
+from pymc_dp.evidence.mmd import mmd
+from pymc_dp.evidence.plots import plot_tradeoff
+from pymc_dp.evidence.tradeoff import Tradeoff, tradeoff
 from pymc_dp.exceptions import (
     LedgerError,
     NoAnchorError,
@@ -23,14 +26,13 @@ from pymc_dp.mechanisms import (
     ReleasedStatistic,
     statistics,
 )
-from pymc_dp.mmd import mmd
-from pymc_dp.plan import plan
-from pymc_dp.plots import plot_clipping, plot_privacy, plot_tradeoff
+from pymc_dp.planning import plan
 from pymc_dp.prediction import predict
 from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_releases
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.report import PrivacyReport, privacy_report
+from pymc_dp.report.plots import plot_clipping, plot_privacy
 from pymc_dp.results import release
 from pymc_dp.sampling import sample
 from pymc_dp.shards import Shards
@@ -65,6 +67,7 @@ __all__ = [
     "ReleasedStatistic",
     "ShardError",
     "Shards",
+    "Tradeoff",
     "UnsupportedModelError",
     "__version__",
     "audit",
@@ -83,4 +86,5 @@ __all__ = [
     "release",
     "sample",
     "statistics",
+    "tradeoff",
 ]

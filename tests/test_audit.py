@@ -9,23 +9,23 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.audit import replaced
-from pymc_dp.federated import Owner
-from pymc_dp.federated.agreement import Releases
-from pymc_dp.privacy.accounting import gaussian_mu_within
-from pymc_dp.privacy.clipping import RESOLUTION
-from pymc_dp.privacy.distinguishing import (
+from pymc_dp.evidence.bounds import (
     clopper_pearson_lower,
     clopper_pearson_upper,
     discriminant,
     lower_bound,
 )
+from pymc_dp.evidence.neighbours import replaced
+from pymc_dp.evidence.runs import Run
+from pymc_dp.federated import Owner
+from pymc_dp.federated.agreement import Releases
+from pymc_dp.privacy.accounting import gaussian_mu_within
+from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.repeats import Run
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 # So high that an honest mechanism fails a test once in ten thousand runs at most.

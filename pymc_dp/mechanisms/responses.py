@@ -51,6 +51,7 @@ class RandomizedResponse:
     """
 
     def __new__(cls, name: str, p: Any, *, epsilon: float, observed: Any, dims: Any = None) -> Any:
+        """Make the variable in the model whose context this is."""
         with np.errstate(over="ignore"):
             odds = np.exp(check_epsilon(epsilon))
         if not np.isfinite(odds):

@@ -1,14 +1,11 @@
 """The report as a page of its own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from pymc_dp.privacy.guarantee import describe
+from pymc_dp.report.facts import Facts
 from pymc_dp.report.wording import MEANING, covered, how_to_check, in_plain_words, not_covered
-
-if TYPE_CHECKING:
-    from pymc_dp.report.document import PrivacyReport
 
 _SETTING = "Setting "
 _STYLE = """
@@ -37,25 +34,26 @@ details summary { cursor: pointer; color: var(--muted); }
 """
 
 
-def page(report: "PrivacyReport", title: str, machine_readable: str) -> str:
+def page(report: Facts, title: str, rows: Sequence[tuple[str, str]], machine_readable: str) -> str:
     """A self-contained HTML page.
 
     Parameters
     ----------
-    report : PrivacyReport
-        The facts.
+    report : Facts
     title : str
         Of the page.
+    rows : sequence of (str, str)
+        The facts, each with its label.
     machine_readable : str
         The same in JSON, to go with it.
     """
-    facts = [row for row in report.rows if not row[0].startswith(("Releases", _SETTING))]
+    facts = [row for row in rows if not row[0].startswith(("Releases", _SETTING))]
     settings = [
         (
             name := label.removeprefix(_SETTING),
             value + (f" ({MEANING[name]})" if name in MEANING else ""),
         )
-        for label, value in report.rows
+        for label, value in rows
         if label.startswith(_SETTING)
     ]
     explanation, program = how_to_check(report)
