@@ -150,7 +150,7 @@ def test_scale_follows_from_the_budget():
         ({}, "either `scale`"),
         ({"scale": 1.0, "epsilon": 1.0, "sensitivity": 1}, "either `scale`"),
         ({"epsilon": 1.0}, "needs `sensitivity`"),
-        ({"epsilon": -1.0, "sensitivity": 1}, "`epsilon` must be positive"),
+        ({"epsilon": -1.0, "sensitivity": 1}, "`epsilon` must be a positive"),
         ({"epsilon": np.inf, "sensitivity": 1}, "infinite"),
         ({"epsilon": 1.0, "sensitivity": 0}, "`sensitivity` must be a positive"),
         ({"epsilon": 1.0, "sensitivity": 1, "delta": 1e-6}, "no `delta`"),
@@ -163,7 +163,7 @@ def test_scale_follows_from_the_budget():
 def test_bad_noise_is_refused(noise, message):
     with pytest.raises(PrivacyConfigurationError, match=message) as error:
         law(LaplaceMechanism, **noise)
-    assert "'s'" in str(error.value) or "epsilon" in message
+    assert "'s'" in str(error.value)
 
 
 def test_scale_cannot_be_a_parameter():

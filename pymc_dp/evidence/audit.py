@@ -15,13 +15,12 @@ import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
 
-from pymc_dp.checks import fraction, whole
+from pymc_dp.checks import check_delta, check_epsilon, fraction, whole
 from pymc_dp.evidence.bounds import Bound, discriminant, lower_bound
 from pymc_dp.evidence.neighbours import check_neighbours, data_of, data_restored, replaced
 from pymc_dp.evidence.runs import numbers_of, runs_of
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, refuses_from_outside
 from pymc_dp.likelihood.roles import find_roles
-from pymc_dp.privacy.accounting import check_delta, check_epsilon
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.report.tables import as_html, as_text

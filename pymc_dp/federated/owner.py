@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from pymc_dp.anchor.matrices import norms
 from pymc_dp.anchor.model import Expansion
-from pymc_dp.checks import fraction, whole
+from pymc_dp.checks import check_delta, check_epsilon, fraction, whole
 from pymc_dp.exceptions import (
     PrivacyBudgetExceeded,
     PrivacyConfigurationError,
@@ -33,7 +33,6 @@ from pymc_dp.federated.agreement import (
     parameters_digest,
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
-from pymc_dp.privacy.accounting import check_delta, check_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, times

@@ -6,8 +6,8 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
+from pymc_dp.checks import check_epsilon
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.privacy.accounting import check_epsilon
 
 
 class RandomizedResponse:

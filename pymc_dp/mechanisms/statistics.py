@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Variable
 
+from pymc_dp.checks import whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.law import NoiseLaw
 
@@ -149,8 +150,7 @@ def second_moments_sensitivity(q: int, *, norm: Literal[1, 2] = 1) -> float:
     norm : {1, 2}
         1 for Laplace noise, 2 for Gaussian noise.
     """
-    if isinstance(q, bool) or not isinstance(q, int | np.integer) or q < 1:
-        raise PrivacyConfigurationError(f"`q` must be a whole number, one or more. Found {q!r}.")
+    q = whole("q", q, 1)
     if _norm(norm) == 1:
         return q * (q + 2) ** 2 / (2 * (q + 1))
     return float(np.sqrt((q + 1) ** 2 + q / 2))

@@ -8,10 +8,9 @@ from typing import Literal
 import numpy as np
 from scipy import optimize
 
+from pymc_dp.checks import check_delta, check_epsilon, check_rate, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import (
-    check_delta,
-    check_epsilon,
     composed_epsilon,
     gaussian_epsilon,
     gaussian_mu,
@@ -22,30 +21,6 @@ from pymc_dp.privacy.events import BarkerBatch, Gaussian, PoissonGaussian, times
 from pymc_dp.privacy.rdp import ORDERS, gaussian_curve, rdp_count, without_replacement
 
 _SMALLEST_BATCH = 10
-
-
-def _check_multiplier(name: str, value: float) -> float:
-    if isinstance(value, bool) or not (
-        isinstance(value, int | float) and math.isfinite(value) and value > 0
-    ):
-        raise PrivacyConfigurationError(f"`{name}` must be a positive number. Found {value!r}.")
-    return float(value)
-
-
-def _check_whole(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PrivacyConfigurationError(
-            f"`{name}` must be a whole number, one or more. Found {value!r}."
-        )
-    return value
-
-
-def _check_rate(value: float) -> float:
-    if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= 1):
-        raise PrivacyConfigurationError(
-            f"`sampling_rate` must be above 0 and at most 1. Found {value!r}."
-        )
-    return float(value)
 
 
 def calibrate_noise(
@@ -88,8 +63,9 @@ def calibrate_noise(
     >>> round(calibrate_noise(epsilon=1.0, delta=1e-6, releases=1000, sampling_rate=0.01), 2)
     1.34
     """
-    _check_whole("releases", releases)
-    q = _check_rate(sampling_rate)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    releases = whole("releases", releases, 1)
+    q = check_rate("sampling_rate", sampling_rate)
     mu = gaussian_mu_within(epsilon, delta)
     if math.isinf(mu):
         return 0.0
@@ -171,21 +147,21 @@ def max_releases(
     >>> max_releases(epsilon=4.0, delta=1e-6, noise_multiplier=0.1 * 1e5**0.5)
     702
     """
-    counted = isinstance(gradients_per_draw, int) and not isinstance(gradients_per_draw, bool)
-    if not counted or gradients_per_draw < (0 if gradient_multiplier is None else 1):
-        raise PrivacyConfigurationError(
-            "`gradients_per_draw` must be a whole number, one or more if there is a "
-            f"`gradient_multiplier`. Found {gradients_per_draw!r}."
-        )
+    gradients_per_draw = whole(
+        "gradients_per_draw", gradients_per_draw, 0 if gradient_multiplier is None else 1
+    )
     if gradients_per_draw and gradient_multiplier is None:
         raise PrivacyConfigurationError(
             "`gradients_per_draw` needs a `gradient_multiplier`: the noise multiplier of one "
             "gradient release."
         )
-    z, q = _check_multiplier("noise_multiplier", noise_multiplier), _check_rate(sampling_rate)
+    z, q = (
+        positive("noise_multiplier", noise_multiplier),
+        check_rate("sampling_rate", sampling_rate),
+    )
     gradients = []
     if gradient_multiplier is not None:
-        z_gradient = _check_multiplier("gradient_multiplier", gradient_multiplier)
+        z_gradient = positive("gradient_multiplier", gradient_multiplier)
         gradients.append(Gaussian(z_gradient, gradients_per_draw))
     accountants = ("gaussian", "zcdp") if q == 1 else ("gaussian", "rdp")
     if accountant not in accountants:
@@ -193,11 +169,11 @@ def max_releases(
             f"`accountant` must be {accountants[0]!r} or {accountants[1]!r} at a sampling rate "
             f"{'of' if q == 1 else 'below'} 1. Found {accountant!r}."
         )
-    if math.isinf(check_epsilon(epsilon)):
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    if math.isinf(epsilon):
         raise PrivacyConfigurationError(
             "`epsilon` must be finite here: any number of releases fits an infinite budget."
         )
-    check_delta(delta)
     if accountant == "rdp":
         rdp = without_replacement(lambda alpha: gaussian_curve(alpha, z), q)
         return rdp_count(rdp + ORDERS * gaussian_mu(gradients) ** 2 / 2, epsilon, delta)
@@ -290,19 +266,16 @@ def calibrate_batch_size(
     >>> calibrate_batch_size(epsilon=2.0, delta=1e-6, tests=10_000, units=100_000)
     1377
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
-    _check_whole("tests", tests)
-    if _check_whole("units", units) < _SMALLEST_BATCH:
-        raise PrivacyConfigurationError(
-            f"`units` must be at least {_SMALLEST_BATCH}, the smallest batch. Found {units!r}."
-        )
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    tests, units = whole("tests", tests, 1), whole("units", units, _SMALLEST_BATCH)
 
     @cache
     def cost(b: int) -> float:
         return composed_epsilon([BarkerBatch(variance, b, units, tests)], delta)
 
-    most = units if at_most is None else min(units, max(_SMALLEST_BATCH, at_most))
+    most = (
+        units if at_most is None else min(units, max(_SMALLEST_BATCH, whole("at_most", at_most, 1)))
+    )
     sizes = np.unique(np.geomspace(_SMALLEST_BATCH, most, 50).round().astype(int)).tolist()
     within = [i for i, b in enumerate(sizes) if cost(b) <= epsilon]
     if not within:

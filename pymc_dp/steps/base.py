@@ -18,7 +18,7 @@ from pymc.util import get_random_generator
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_dp.checks import whole
+from pymc_dp.checks import check_delta, whole
 from pymc_dp.compat import CHAIN_START, SamplerCall, enclosing_sampler, steps_beside
 from pymc_dp.exceptions import (
     PrivacyConfigurationError,
@@ -26,7 +26,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
-from pymc_dp.privacy.accounting import check_delta, spending_curve
+from pymc_dp.privacy.accounting import spending_curve
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger

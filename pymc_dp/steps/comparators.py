@@ -37,7 +37,7 @@ import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
 
-from pymc_dp.checks import fraction, positive
+from pymc_dp.checks import check_rate, fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.calibration import calibrate_noise
@@ -46,7 +46,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum, poisson_noisy_sum
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.subsampling import accounted_rate, check_rate
+from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.settings import Vector
 

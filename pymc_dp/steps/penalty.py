@@ -26,7 +26,7 @@ from pymc.step_methods.state import dataclass_state
 from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
 from scipy.optimize import brentq
 
-from pymc_dp.checks import fraction, positive
+from pymc_dp.checks import check_rate, fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.calibration import calibrate_noise
@@ -35,7 +35,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import is_usable_bound, noise_sd
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.subsampling import accounted_rate, check_rate
+from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.shards import Shards
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, Ratio, ShardedRatio, release_bound

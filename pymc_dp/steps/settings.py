@@ -9,9 +9,8 @@ import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 from pymc.util import get_value_vars_from_user_vars
 
-from pymc_dp.checks import positive
+from pymc_dp.checks import check_epsilon, positive
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
-from pymc_dp.privacy.accounting import check_epsilon
 
 Vector = NDArray[np.float64]
 

@@ -11,10 +11,9 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pymc_dp.checks import check_delta, check_epsilon
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import (
-    check_delta,
-    check_epsilon,
     composed_epsilon,
     epsilon_that_fits,
     gaussian_delta,
