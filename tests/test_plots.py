@@ -168,7 +168,7 @@ def test_matplotlib_is_asked_for_when_it_is_missing(released, monkeypatch):
 
 def with_share(released, share, sd):
     return with_attrs(
-        released, settings=json.dumps({"clipped_share": share, "clipped_share_sd": sd})
+        released, measured=json.dumps({"clipped_share": share, "clipped_share_sd": sd})
     )
 
 

@@ -59,7 +59,9 @@ class PrivacyReport(Facts):
     releases : tuple of Event
         Every noisy number, or group of them, that was computed from the data.
     settings : mapping
-        The algorithm's settings.
+        What was set: the algorithm's settings.
+    measured : mapping
+        What was released of the run itself, such as how far its noise may have moved the draws.
     post_processing : bool
         Whether the draws were computed from statistics that are released already.
     software : mapping
@@ -100,10 +102,11 @@ class PrivacyReport(Facts):
         if self.account is not None:
             rows.append(("Account", account(self.account)))
         rows += [("Releases", f"{e.count:,} {describe(e)}") for e in self.releases]
-        rows += [
-            (f"Setting {name}", f"{value:.6g}" if isinstance(value, float) else str(value))
-            for name, value in self.settings.items()
-        ]
+        for kind, values in (("Setting", self.settings), ("Measured", self.measured)):
+            rows += [
+                (f"{kind} {name}", f"{value:.6g}" if isinstance(value, float) else str(value))
+                for name, value in values.items()
+            ]
         rows.append(("Draws of", ", ".join(self.variables)))
         if self.sampled is not None:
             rows.append(("Sampled", self.sampled[:16].replace("T", " ") + " UTC"))
@@ -149,6 +152,7 @@ class PrivacyReport(Facts):
             "units": self.units,
             "algorithm": self.algorithm,
             "settings": {name: _finite(value) for name, value in self.settings.items()},
+            "measured": {name: _finite(value) for name, value in self.measured.items()},
             "post_processing": self.post_processing,
             "noise": self.noise,
             "accountant": self.accountant,
@@ -238,6 +242,7 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
         accountant=str(attrs.get("privacy_accountant", _UNKNOWN)),
         releases=from_json(attrs["privacy_events"]),
         settings=json.loads(attrs.get("privacy_settings", "{}")),
+        measured=json.loads(attrs.get("privacy_measured", "{}")),
         post_processing=post_processing,
         software=software,
         sampled=host.get("created_at"),

@@ -7,7 +7,7 @@ from pymc_dp.privacy.guarantee import describe
 from pymc_dp.report.facts import Facts
 from pymc_dp.report.wording import MEANING, covered, how_to_check, in_plain_words, not_covered
 
-_SETTING = "Setting "
+_SETTING, _MEASURED = "Setting ", "Measured "
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2733; --muted: #5b6876; --page: #ffffff;
         --line: #d5dbe2; --tint: #f3f6f9; --good: #1a7f4b; --bad: #b3261e; }
@@ -47,15 +47,7 @@ def page(report: Facts, title: str, rows: Sequence[tuple[str, str]], machine_rea
     machine_readable : str
         The same in JSON, to go with it.
     """
-    facts = [row for row in rows if not row[0].startswith(("Releases", _SETTING))]
-    settings = [
-        (
-            name := label.removeprefix(_SETTING),
-            value + (f" ({MEANING[name]})" if name in MEANING else ""),
-        )
-        for label, value in rows
-        if label.startswith(_SETTING)
-    ]
+    facts = [row for row in rows if not row[0].startswith(("Releases", _SETTING, _MEASURED))]
     explanation, program = how_to_check(report)
     sections = [
         f"<h1>{escape(title)}</h1>",
@@ -85,8 +77,9 @@ def page(report: Facts, title: str, rows: Sequence[tuple[str, str]], machine_rea
     sections += ["<h2>How to check it</h2>", f"<p>{escape(explanation)}</p>"]
     if program:
         sections.append(f"<pre>{escape(program)}</pre>")
-    if settings:
-        sections += ["<h2>Settings, and what the preparation found</h2>", _table(settings)]
+    for heading, kind in [("Settings", _SETTING), ("What the run released of itself", _MEASURED)]:
+        if explained := _explained(rows, kind):
+            sections += [f"<h2>{heading}</h2>", _table(explained)]
     sections += [
         "<h2>For machines</h2>",
         f"<details><summary>The same in JSON</summary><pre>{escape(machine_readable)}</pre></details>",
@@ -98,6 +91,14 @@ def page(report: Facts, title: str, rows: Sequence[tuple[str, str]], machine_rea
         + "\n".join(sections)
         + "\n</body>\n</html>"
     )
+
+
+def _explained(rows: Sequence[tuple[str, str]], kind: str) -> list[tuple[str, str]]:
+    """The rows of one kind, with what their names mean where that has to be said."""
+    found = [(label.removeprefix(kind), value) for label, value in rows if label.startswith(kind)]
+    return [
+        (name, f"{value} ({MEANING[name]})" if name in MEANING else value) for name, value in found
+    ]
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

@@ -165,7 +165,7 @@ def _clipped_share(idata: Any) -> tuple[float, float]:
             "These draws were computed from released statistics: nothing was clipped for them. The "
             "bounds of the statistics are those that the model clamps to."
         )
-    share, sd = (report.settings.get(name) for name in ("clipped_share", "clipped_share_sd"))
+    share, sd = (report.measured.get(name) for name in ("clipped_share", "clipped_share_sd"))
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in (share, sd)):
         raise PrivacyError(
             f"{report.algorithm} did not release how many units were clipped, and without a release "

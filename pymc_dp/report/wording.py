@@ -26,7 +26,7 @@ MEANING = {
     "clipped_share": "share of units cut down to their bound; noisy, so it can be negative",
     "clipped_share_sd": "standard deviation of the noise in it",
 }
-"""Settings, and what the preparation released, for people who have not read the documentation."""
+"""Settings, and what a run released of itself, for people who have not read the documentation."""
 
 
 def account(state: Mapping[str, float]) -> str:
