@@ -23,8 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_dp._version import __version__
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, ShardError
 from pymc_dp.likelihood.records import RecordLikelihood
-from pymc_dp.likelihood.roles import Roles, numbered, refuse_non_finite
+from pymc_dp.likelihood.roles import Roles, refuse_non_finite
 from pymc_dp.likelihood.separability import check_records
+from pymc_dp.likelihood.unit import numbered
 from pymc_dp.privacy.clipping import clipped_sum
 
 Vector = NDArray[np.float64]

@@ -1,8 +1,10 @@
 """Imports run one way, and the package's face is what it says."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -20,11 +22,21 @@ MAY_IMPORT = {
     "checks": {"exceptions"},
     "privacy": {"exceptions", "checks"},
     "likelihood": {"exceptions", "checks", "compat"},
+    "exponential_family": {"exceptions", "compat", "likelihood"},
     "mechanisms": {"exceptions", "checks", "compat", "privacy"},
     "gibbs": {"exceptions", "_version", "compat", "privacy", "mechanisms"},
     "anchor": {"exceptions", "privacy", "likelihood"},
     "shards": {"exceptions", "_version", "privacy", "likelihood"},
-    "steps": {"exceptions", "checks", "compat", "privacy", "likelihood", "anchor", "shards"},
+    "steps": {
+        "exceptions",
+        "checks",
+        "compat",
+        "privacy",
+        "likelihood",
+        "exponential_family",
+        "anchor",
+        "shards",
+    },
     "federated": {"exceptions", "checks", "privacy", "likelihood", "anchor", "steps"},
     "results": {"exceptions", "_version", "compat", "privacy", "steps", "gibbs"},
     "report": {"exceptions", "compat", "privacy", "gibbs", "results"},
@@ -92,6 +104,15 @@ def test_no_two_files_need_each_other():
         packages = {m.rpartition(".")[0] for m in needs[module]} - {"pymc_dp", ""}
         needs[module] |= {m for m in packages if not module.startswith(m)}
     assert list(TopologicalSorter(needs).static_order())  # or it says which are in a circle
+
+
+def test_what_is_imported_is_declared():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    declared = list(project["dependencies"])
+    for extra in ("plots", "shards", "federated", "examples"):
+        declared += project["optional-dependencies"][extra]
+    known = {re.match(r"\w+", one)[0] for one in declared} | sys.stdlib_module_names | {"pymc_dp"}
+    assert {m.split(".")[0] for file in MODULES.values() for m in imports_of(file)} <= known
 
 
 def test_privacy_knows_nothing_of_pymc():

@@ -29,8 +29,9 @@ from pymc.step_methods.step_sizes import DualAverageAdaptation, StepSizeState
 from scipy.optimize import brentq
 
 from pymc_dp.checks import fraction
+from pymc_dp.exponential_family.families import Bounds
+from pymc_dp.exponential_family.statistics import SufficientStatistics
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.likelihood.sufficient import Bounds, SufficientStatistics
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.kept_sum import Direction, KeptSum, direction
