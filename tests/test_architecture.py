@@ -142,6 +142,11 @@ def test_public_names(module):
             assert getattr(module, name).__doc__, name
 
 
+def test_no_public_name_hides_a_module():
+    """``import pymc_dp.x`` would put the module in the place of the function."""
+    assert [name for name in pymc_dp.__all__ if f"pymc_dp.{name}" in MODULES] == []
+
+
 def test_files_stay_small():
     sizes = sorted(len(f.read_text().splitlines()) for f in PACKAGE.rglob("*.py"))
     assert sizes[-1] <= 500

@@ -210,7 +210,7 @@ def audit(
     False
     """
     runs = whole("runs", runs, _LEAST_RUNS)
-    fraction("confidence", confidence)
+    confidence = fraction("confidence", confidence)
     for name in set(settings) & set(_REFUSED):
         raise PrivacyConfigurationError(
             f"`{name}` cannot be used in an audit: {_REFUSED[name]}. Leave it out."

@@ -74,7 +74,7 @@ N = 100_000  # records of the flat banana, τ = 0.1: z = τ √n
 @pytest.mark.parametrize(
     ("accountant", "draws"), [("gaussian", [56, 201, 702, 1431]), ("zcdp", [34, 135, 507, 1079])]
 )
-def test_max_draws_of_the_penalty_algorithm_in_the_thesis(accountant, draws):
+def test_max_releases_of_the_penalty_algorithm_in_the_thesis(accountant, draws):
     z = 0.1 * math.sqrt(N)
     found = [
         max_releases(epsilon=e, delta=1e-6, noise_multiplier=z, accountant=accountant)
@@ -86,7 +86,7 @@ def test_max_draws_of_the_penalty_algorithm_in_the_thesis(accountant, draws):
 @pytest.mark.parametrize(
     ("accountant", "draws"), [("gaussian", [33, 119, 416, 848]), ("zcdp", [20, 80, 300, 639])]
 )
-def test_max_draws_of_dp_hmc_in_the_thesis(accountant, draws):
+def test_max_releases_of_dp_hmc_in_the_thesis(accountant, draws):
     found = [
         max_releases(
             epsilon=e,
@@ -128,7 +128,7 @@ def algorithm_2(epsilon, delta, z):
 
 @SWEEP
 @given(st.floats(0.05, 100), st.floats(-9, -2), st.floats(0.05, 500))
-def test_max_draws_is_algorithm_2_of_the_thesis(epsilon, log_delta, z):
+def test_max_releases_is_algorithm_2_of_the_thesis(epsilon, log_delta, z):
     delta = 10**log_delta
     found, wanted = (
         max_releases(epsilon=epsilon, delta=delta, noise_multiplier=z),
@@ -142,7 +142,7 @@ def test_max_draws_is_algorithm_2_of_the_thesis(epsilon, log_delta, z):
 
 @SWEEP
 @given(st.floats(0.1, 1e3), deltas, st.floats(0.1, 500), st.floats(0.1, 500), st.integers(0, 30))
-def test_max_draws_fit_the_budget_and_one_more_does_not(epsilon, delta, z, z_g, gradients):
+def test_max_releases_fit_the_budget_and_one_more_does_not(epsilon, delta, z, z_g, gradients):
     def cost(k):
         releases = (z, k), (z_g, k * gradients)
         return composed_epsilon([Gaussian(*r) for r in releases if r[1]], delta)
@@ -158,12 +158,12 @@ def test_max_draws_fit_the_budget_and_one_more_does_not(epsilon, delta, z, z_g, 
 
 @SWEEP
 @given(st.floats(0.1, 1e3), st.integers(1, 10**5))
-def test_max_draws_inverts_calibration(epsilon, draws):
+def test_max_releases_inverts_calibration(epsilon, draws):
     z = calibrate_noise(epsilon=epsilon, delta=1e-6, releases=draws) * (1 + 1e-7)
     assert max_releases(epsilon=epsilon, delta=1e-6, noise_multiplier=z) == draws
 
 
-def test_max_draws_says_zero_when_one_is_too_many():
+def test_max_releases_says_zero_when_one_is_too_many():
     assert max_releases(epsilon=1.0, delta=1e-6, noise_multiplier=0.5) == 0
 
 
@@ -189,13 +189,13 @@ HMC = {"gradient_multiplier": 40.0, "gradients_per_draw": 11}
     ],
     ids=str,
 )
-def test_max_draws_refuses_settings_out_of_range(wrong, name):
+def test_max_releases_refuses_settings_out_of_range(wrong, name):
     with pytest.raises(PrivacyConfigurationError, match=f"`{name}`"):
         max_releases(**{"epsilon": 1.0, "delta": 1e-6, "noise_multiplier": 10.0, **wrong})
 
 
 @pytest.mark.parametrize("bad", [-1, -11, 2.5, math.nan, math.inf, "1"])
-def test_max_draws_refuses_a_number_of_gradients_that_is_none(bad):
+def test_max_releases_refuses_a_number_of_gradients_that_is_none(bad):
     """A negative one would count as a refund and allow more draws than the budget pays for."""
     with pytest.raises(PrivacyConfigurationError, match="`gradients_per_draw`"):
         max_releases(
@@ -207,7 +207,7 @@ def test_max_draws_refuses_a_number_of_gradients_that_is_none(bad):
         )
 
 
-def test_max_draws_refuses_gradients_of_an_unknown_number():
+def test_max_releases_refuses_gradients_of_an_unknown_number():
     """Counting no gradient where some were meant allows too many draws."""
     with pytest.raises(PrivacyConfigurationError, match="`gradients_per_draw`"):
         max_releases(epsilon=1.0, delta=1e-6, noise_multiplier=10.0, gradient_multiplier=40.0)
@@ -236,7 +236,7 @@ def test_more_budget_buys_more_draws():
         (0.5, 1e-5, 1, 1e-3),
     ],
 )
-def test_noise_for_samples_never_overshoots_is_tight_and_inverted_by_max_draws(
+def test_noise_for_samples_never_overshoots_is_tight_and_inverted_by_max_releases(
     epsilon, delta, draws, q
 ):
     z = calibrate_noise(epsilon=epsilon, delta=delta, releases=draws, sampling_rate=q)
@@ -283,7 +283,7 @@ def test_where_delta_covers_the_sampling_hardly_any_noise_is_needed():
 
 
 @pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (3.0, 0.1)])
-def test_max_draws_with_samples_and_gradients_fit_and_one_more_does_not(z, q):
+def test_max_releases_with_samples_and_gradients_fit_and_one_more_does_not(z, q):
     settings = {"gradient_multiplier": 200.0, "gradients_per_draw": 3, "sampling_rate": q}
     k = max_releases(epsilon=2.0, delta=1e-6, noise_multiplier=z, **settings)
     assert k > 10
@@ -296,12 +296,12 @@ def test_max_draws_with_samples_and_gradients_fit_and_one_more_does_not(z, q):
     assert max_releases(epsilon=2.0, delta=1e-6, noise_multiplier=z, **settings) > k
 
 
-def test_max_draws_of_samples_says_zero_when_one_is_too_many():
+def test_max_releases_of_samples_says_zero_when_one_is_too_many():
     assert max_releases(epsilon=0.1, delta=1e-6, noise_multiplier=0.1, sampling_rate=0.5) == 0
 
 
 @pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (0.5, 1e-3), (5.0, 0.3)])
-def test_max_draws_by_theorem_3_5_of_the_thesis(z, q):
+def test_max_releases_by_theorem_3_5_of_the_thesis(z, q):
     settings = {"epsilon": 4.0, "delta": 1e-6, "noise_multiplier": z, "sampling_rate": q}
     k = max_releases(**settings, accountant="rdp")
     rdp = without_replacement(lambda alpha: gaussian_curve(alpha, z), q)
