@@ -57,7 +57,7 @@ def main() -> None:
         counts[name] = []
         for epsilon in EPSILONS:
             budget = {"epsilon": epsilon, "delta": DELTA, **settings}
-            k, fewer = dp.max_draws(**budget), dp.max_draws(**budget, accountant=loose)
+            k, fewer = dp.max_releases(**budget), dp.max_releases(**budget, accountant=loose)
             counts[name].append((epsilon, k, fewer))
             gain = f"{k / fewer:.2f}" if fewer else "–"
             table.append([name, epsilon, k, LOOSE[loose], fewer, gain])

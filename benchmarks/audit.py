@@ -12,7 +12,7 @@ import pymc as pm
 from _report import write_report
 
 import pymc_dp as dp
-from pymc_dp.audit import replaced
+from pymc_dp.evidence.neighbours import replaced
 from pymc_dp.federated import Owner
 from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.clipping import RESOLUTION
@@ -58,14 +58,14 @@ STEPS = {
     "DPHMC, L = 2": (dp.DPHMC, 60, {"n_leapfrog": 2, "step_size": 0.05, "draws": 2}),
     "DPBarker, b = 20 of 40": (dp.DPBarker, 40, {"batch_size": 20, "tempering": 0.1, "epsilon": None}),
     "DPBarker": (dp.DPBarker, 200, {"tempering": 0.05, "draws": 4}),
-    "DPSGLD": (dp.DPSGLD, 60, {"batch_rate": 1.0, "draws": 4}),
-    "DPSGLD, q = 0.5": (dp.DPSGLD, 60, {"batch_rate": 0.5, "draws": 4}),
-    "DPSGLD, q = 0.05": (dp.DPSGLD, 60, {"batch_rate": 0.05, "draws": 4}),
-    "DPSGNHT": (dp.DPSGNHT, 60, {"batch_rate": 1.0, "draws": 4}),
-    "DPSGNHT, q = 0.5": (dp.DPSGNHT, 60, {"batch_rate": 0.5, "draws": 4}),
+    "DPSGLD": (dp.comparators.DPSGLD, 60, {"batch_rate": 1.0, "draws": 4}),
+    "DPSGLD, q = 0.5": (dp.comparators.DPSGLD, 60, {"batch_rate": 0.5, "draws": 4}),
+    "DPSGLD, q = 0.05": (dp.comparators.DPSGLD, 60, {"batch_rate": 0.05, "draws": 4}),
+    "DPSGNHT": (dp.comparators.DPSGNHT, 60, {"batch_rate": 1.0, "draws": 4}),
+    "DPSGNHT, q = 0.5": (dp.comparators.DPSGNHT, 60, {"batch_rate": 0.5, "draws": 4}),
     "DPExponentialFamily": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 4, "bounds": (-3, 3)}),
     "DPPenalty, two records each": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 4, "unit": PEOPLE[:60]}),
-    "DPSGLD, q = 0.5, two records each": (dp.DPSGLD, 60, {"batch_rate": 0.5, "draws": 4, "unit": PEOPLE[:60]}),
+    "DPSGLD, q = 0.5, two records each": (dp.comparators.DPSGLD, 60, {"batch_rate": 0.5, "draws": 4, "unit": PEOPLE[:60]}),
     "DPAnchored, first draw": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 800, "noise_aware": False, "statistic": first_draw}),
     "DPAnchored, 4 draws": (DPAnchored, 1000, {"draws": 4, "runs": 500}),
     "DPAnchored, two records each": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 400, "noise_aware": False, "statistic": first_draw, "unit": PEOPLE}),
@@ -82,7 +82,7 @@ def audited_step(name, **changed):
 
 
 def audited_sum(epsilon, delta, factor=1.0, runs=20_000):
-    z = factor * dp.calibrate_noise(epsilon=epsilon, delta=delta, draws=1)
+    z = factor * dp.calibrate_noise(epsilon=epsilon, delta=delta, releases=1)
     noise = SecureNoise()
 
     def one_sum(data, repetition):

@@ -24,11 +24,12 @@ STEPS = ["DPPenalty", "DPBarker", "DPSGLD", "DPSGNHT"]
 
 def build(name, model, n, batch):
     """A step with enough draws for the benchmark; its multiplier does not change its cost."""
-    common = {"draws": (ROUNDS + 2) * REPEATS, "rng": 1, "model": model}
+    common = {"draws": (ROUNDS + 2) * REPEATS, "chains": 1, "rng": 1, "model": model}
     if name == "DPBarker":
         return dp.DPBarker(**common, batch_size=batch, tempering=1000 / n)
     common |= {"noise_multiplier": 1.0, "tempering": 1000 / n}
-    return getattr(dp, name)(**common, batch_rate=batch / n)
+    step = dp.DPPenalty if name == "DPPenalty" else getattr(dp.comparators, name)
+    return step(**common, batch_rate=batch / n)
 
 
 def main() -> None:

@@ -125,7 +125,7 @@ def exactness():
         safe = dp.release(raw)
         draws = safe["posterior"][name].values
         effective = float(np.asarray(az.ess(draws)))
-        mu = 1 / dp.calibrate_noise(epsilon=epsilon, delta=step.guarantee.delta, draws=1)
+        mu = 1 / dp.calibrate_noise(epsilon=epsilon, delta=step.guarantee.delta, releases=1)
         width = 1 if build is beta_bernoulli else BOUNDS[1] - BOUNDS[0]
         variance = SHARE * (1 - SHARE) if build is beta_bernoulli else MEAN
         rows.append([

@@ -29,7 +29,7 @@ def main() -> None:
     rows = []
     for (sampler, accountant), expected in EXPECTED.items():
         allowed = [
-            dp.max_draws(
+            dp.max_releases(
                 epsilon=epsilon,
                 delta=DELTA,
                 noise_multiplier=TAU * N**0.5,

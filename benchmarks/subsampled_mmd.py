@@ -119,7 +119,10 @@ def penalty_table(repeats: int) -> None:
         z, q = math.sqrt(tau), b / N
         for epsilon, theirs in zip(EPSILONS, settings["penalty MMD"], strict=True):
             budget = {"epsilon": epsilon, "delta": delta, "noise_multiplier": z, "sampling_rate": q}
-            draws, by_theorem = dp.max_draws(**budget), dp.max_draws(**budget, accountant="rdp")
+            draws, by_theorem = (
+                dp.max_releases(**budget),
+                dp.max_releases(**budget, accountant="rdp"),
+            )
             build = partial(
                 dp.DPPenalty,
                 noise_multiplier=z,
@@ -259,7 +262,7 @@ def paper_step(sampler: str, name: str, problem, epsilon: float | None, step_siz
         if epsilon is None
         else {"epsilon": epsilon, "delta": 0.1 / problem.n}
     )
-    return getattr(dp, sampler)(
+    return getattr(dp.comparators, sampler)(
         **budget,
         draws=PAPER_DRAWS,
         chains=PAPER_CHAINS,
@@ -281,7 +284,7 @@ def public_step_size(sampler: str, name: str, problem, epsilon: float) -> tuple[
     z = dp.calibrate_noise(
         epsilon=epsilon,
         delta=0.1 / problem.n,
-        draws=PAPER_CHAINS * PAPER_DRAWS,
+        releases=PAPER_CHAINS * PAPER_DRAWS,
         sampling_rate=PAPER_RATE,
     )
     sigma = z * 2 * clip / PAPER_RATE

@@ -42,7 +42,7 @@ def build(sampler, parameters, epsilon, delta, model, n):
     if sampler == "DPPenalty":
         tau, scale, clip = parameters
         z = tau * root
-        draws = dp.max_draws(epsilon=epsilon, delta=delta, noise_multiplier=z)
+        draws = dp.max_releases(epsilon=epsilon, delta=delta, noise_multiplier=z)
         return dp.DPPenalty(
             noise_multiplier=z,
             delta=delta,
@@ -54,7 +54,7 @@ def build(sampler, parameters, epsilon, delta, model, n):
         )
     tau, tau_g, L, eta, b_l, b_g = parameters
     multipliers = {"noise_multiplier": tau * root, "gradient_multiplier": tau_g * root}
-    draws = dp.max_draws(epsilon=epsilon, delta=delta, gradients_per_draw=L + 1, **multipliers)
+    draws = dp.max_releases(epsilon=epsilon, delta=delta, gradients_per_draw=L + 1, **multipliers)
     return dp.DPHMC(
         **multipliers,
         delta=delta,

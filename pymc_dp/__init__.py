@@ -1,7 +1,10 @@
 """Differentially private Bayesian inference with PyMC."""
 
 from pymc_dp._version import __version__
-from pymc_dp.audit import audit
+from pymc_dp.evidence.audit import audit
+from pymc_dp.evidence.mmd import mmd
+from pymc_dp.evidence.plots import plot_tradeoff
+from pymc_dp.evidence.tradeoff import Tradeoff, tradeoff
 from pymc_dp.exceptions import (
     LedgerError,
     NoAnchorError,
@@ -19,36 +22,29 @@ from pymc_dp.mechanisms import (
     DiscreteLaplaceMechanism,
     GaussianMechanism,
     LaplaceMechanism,
+    RandomizedResponse,
     ReleasedStatistic,
-    clamp,
-    randomized_response,
-    record_sum,
-    second_moments,
-    second_moments_sensitivity,
-    sum_sensitivity,
+    statistics,
 )
-from pymc_dp.mmd import mmd
-from pymc_dp.plan import plan
-from pymc_dp.plots import plot_clipping, plot_privacy, plot_tradeoff
+from pymc_dp.planning import plan
 from pymc_dp.prediction import predict
-from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_draws
+from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_releases
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.records.shards import Shards
 from pymc_dp.report import PrivacyReport, privacy_report
+from pymc_dp.report.plots import plot_clipping, plot_privacy
 from pymc_dp.results import release
 from pymc_dp.sampling import sample
+from pymc_dp.steps import comparators
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
-from pymc_dp.steps.sgmcmc import DPSGLD, DPSGNHT
 
 __all__ = [
     "DPHMC",
-    "DPSGLD",
-    "DPSGNHT",
     "CompiledModel",
     "DPAnchored",
     "DPBarker",
@@ -67,17 +63,19 @@ __all__ = [
     "PrivacyError",
     "PrivacyLedger",
     "PrivacyReport",
+    "RandomizedResponse",
     "ReleasedStatistic",
     "ShardError",
     "Shards",
+    "Tradeoff",
     "UnsupportedModelError",
     "__version__",
     "audit",
     "calibrate_batch_size",
     "calibrate_noise",
-    "clamp",
+    "comparators",
     "compile",
-    "max_draws",
+    "max_releases",
     "mmd",
     "plan",
     "plot_clipping",
@@ -85,11 +83,8 @@ __all__ = [
     "plot_tradeoff",
     "predict",
     "privacy_report",
-    "randomized_response",
-    "record_sum",
     "release",
     "sample",
-    "second_moments",
-    "second_moments_sensitivity",
-    "sum_sensitivity",
+    "statistics",
+    "tradeoff",
 ]

@@ -9,6 +9,7 @@ import pytensor.tensor as pt
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
+from pymc_dp.checks import is_whole
 from pymc_dp.compat import ancestors, from_groups, groups_of, lower_named_dims, root_attrs
 from pymc_dp.exceptions import (
     PrivacyConfigurationError,
@@ -127,7 +128,7 @@ def _rows(model: pm.Model, leaf: RecordData, new_data: Any) -> NDArray[Any]:
     wanted = (
         f"{leaf.name!r}, an array of {leaf.values.dtype} of shape ({', '.join(map(str, shape))})"
     )
-    if isinstance(new_data, int) or leaf.name not in new_data:
+    if np.isscalar(new_data) or leaf.name not in new_data:
         raise PrivacyConfigurationError(f"`new_data` needs {wanted}.")
     rows = np.asarray(new_data[leaf.name])
     if (
@@ -146,11 +147,11 @@ def _common_length(
 ) -> int:
     lengths = {leaf.name: rows[leaf.name].shape[leaf.axis] for leaf in needed}
     if not lengths:
-        if isinstance(new_data, bool) or not isinstance(new_data, int) or new_data < 1:
+        if not is_whole(new_data, 1):
             raise PrivacyConfigurationError(
                 "Outcomes of this model depend on no data. Give as `new_data` the number of rows."
             )
-        return new_data
+        return int(new_data)
     if len(set(lengths.values())) != 1:
         raise PrivacyConfigurationError(
             f"The arrays of `new_data` have different numbers of rows: {lengths}."

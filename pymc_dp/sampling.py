@@ -13,7 +13,7 @@ import pymc as pm
 from pymc_dp.compat import from_groups, groups_of, summary
 from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
-from pymc_dp.plan import plan
+from pymc_dp.planning import plan
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.progress import doing, hidden
 from pymc_dp.results import release, still_chains

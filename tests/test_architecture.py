@@ -1,9 +1,14 @@
 """Imports run one way, and the package's face is what it says."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import pymc_dp
 
@@ -13,35 +18,64 @@ PACKAGE = Path(pymc_dp.__file__).parent
 MAY_IMPORT = {
     "exceptions": set(),
     "_version": set(),
-    "tables": set(),
     "compat": set(),
     "checks": {"exceptions"},
-    "privacy": {"exceptions"},
+    "privacy": {"exceptions", "checks"},
     "likelihood": {"exceptions", "checks", "compat"},
-    "mechanisms": {"exceptions", "compat", "privacy"},
+    "exponential_family": {"exceptions", "compat", "likelihood"},
+    "mechanisms": {"exceptions", "checks", "compat", "privacy"},
     "gibbs": {"exceptions", "_version", "compat", "privacy", "mechanisms"},
     "anchor": {"exceptions", "privacy", "likelihood"},
     "shards": {"exceptions", "_version", "privacy", "likelihood"},
-    "steps": {"exceptions", "checks", "compat", "privacy", "likelihood", "anchor", "shards"},
+    "steps": {
+        "exceptions",
+        "checks",
+        "compat",
+        "privacy",
+        "likelihood",
+        "exponential_family",
+        "anchor",
+        "shards",
+    },
     "federated": {"exceptions", "checks", "privacy", "likelihood", "anchor", "steps"},
-    "plan": {"exceptions", "privacy", "steps", "tables"},
     "results": {"exceptions", "_version", "compat", "privacy", "steps", "gibbs"},
-    "sampling": {"exceptions", "compat", "privacy", "likelihood", "steps", "plan", "results"},
-    "report": {"exceptions", "compat", "privacy", "gibbs", "results", "tables"},
-    "prediction": {"exceptions", "compat", "likelihood", "gibbs"},
-    "mmd": {"compat"},
-    "tradeoff": {"exceptions", "compat", "privacy", "likelihood", "steps", "sampling", "mmd"},
-    "plots": {"exceptions", "compat", "privacy", "steps", "report", "tradeoff"},
-    "audit": {"exceptions", "checks", "privacy", "likelihood", "steps", "tables"},
+    "report": {"exceptions", "compat", "privacy", "gibbs", "results"},
+    "planning": {"exceptions", "privacy", "steps", "report"},
+    "sampling": {"exceptions", "compat", "privacy", "likelihood", "steps", "planning", "results"},
+    "prediction": {"exceptions", "checks", "compat", "likelihood", "gibbs"},
+    "evidence": {
+        "exceptions",
+        "checks",
+        "compat",
+        "privacy",
+        "likelihood",
+        "steps",
+        "report",
+        "sampling",
+    },
 }
 
 
 def imports_of(file):
+    """Names of the modules that a file imports, wherever in it."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules = [name for name in inside if name in MODULES]
+            yield from modules
+            if len(modules) < len(inside):
+                yield node.module
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+
+
+def module_of(file):
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
+
+
+MODULES = {module_of(file): file for file in PACKAGE.rglob("*.py")}
 
 
 def part_of(file):
@@ -58,6 +92,27 @@ def test_imports_run_one_way():
             if module.startswith("pymc_dp."):
                 other = module.split(".")[1]
                 assert other == part or other in MAY_IMPORT[part], f"{file.name} imports {module}"
+
+
+def test_no_two_files_need_each_other():
+    """Neither directly nor through others. Importing a module runs its package's ``__init__`` first."""
+    needs = {}
+    for module, file in MODULES.items():
+        if module == "pymc_dp":
+            continue
+        needs[module] = {m for m in imports_of(file) if m in MODULES}
+        packages = {m.rpartition(".")[0] for m in needs[module]} - {"pymc_dp", ""}
+        needs[module] |= {m for m in packages if not module.startswith(m)}
+    assert list(TopologicalSorter(needs).static_order())  # or it says which are in a circle
+
+
+def test_what_is_imported_is_declared():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    declared = list(project["dependencies"])
+    for extra in ("plots", "shards", "federated", "examples"):
+        declared += project["optional-dependencies"][extra]
+    known = {re.match(r"\w+", one)[0] for one in declared} | sys.stdlib_module_names | {"pymc_dp"}
+    assert {m.split(".")[0] for file in MODULES.values() for m in imports_of(file)} <= known
 
 
 def test_privacy_knows_nothing_of_pymc():
@@ -79,11 +134,17 @@ def test_line_differences_live_in_one_module():
         assert "setup_chain" not in file.read_text() or file.name == "base.py", file.name
 
 
-def test_public_names():
-    assert set(pymc_dp.__all__) <= set(vars(pymc_dp))
-    for name in pymc_dp.__all__:
+@pytest.mark.parametrize("module", [pymc_dp, pymc_dp.statistics, pymc_dp.comparators])
+def test_public_names(module):
+    assert set(module.__all__) <= set(vars(module))
+    for name in module.__all__:
         if name != "__version__":
-            assert getattr(pymc_dp, name).__doc__, name
+            assert getattr(module, name).__doc__, name
+
+
+def test_no_public_name_hides_a_module():
+    """``import pymc_dp.x`` would put the module in the place of the function."""
+    assert [name for name in pymc_dp.__all__ if f"pymc_dp.{name}" in MODULES] == []
 
 
 def test_files_stay_small():

@@ -9,23 +9,23 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.audit import replaced
-from pymc_dp.federated import Owner
-from pymc_dp.federated.agreement import Releases
-from pymc_dp.privacy.accounting import gaussian_mu_within
-from pymc_dp.privacy.clipping import RESOLUTION
-from pymc_dp.privacy.distinguishing import (
+from pymc_dp.evidence.bounds import (
     clopper_pearson_lower,
     clopper_pearson_upper,
     discriminant,
     lower_bound,
 )
+from pymc_dp.evidence.neighbours import replaced
+from pymc_dp.evidence.runs import Run
+from pymc_dp.federated import Owner
+from pymc_dp.federated.agreement import Releases
+from pymc_dp.privacy.accounting import gaussian_mu_within
+from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.repeats import Run
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 # So high that an honest mechanism fails a test once in ten thousand runs at most.
@@ -144,25 +144,27 @@ def audited_sum(z, epsilon, delta, **keywords):
 
 def test_an_honest_noisy_sum_passes_and_comes_close():
     """One Gaussian release, whose cost is known exactly."""
-    z = dp.calibrate_noise(epsilon=2.0, delta=0.05, draws=1)
+    z = dp.calibrate_noise(epsilon=2.0, delta=0.05, releases=1)
     found = audited_sum(z, 2.0, 0.05, runs=8000)
     assert not found.violated
     assert found.bound.epsilon > 0.5 * 2.0
     assert found.gaussian_bound.epsilon > 0.6 * 2.0
     # At the δ of practice, only the whole trade-off curve comes close.
-    small = audited_sum(dp.calibrate_noise(epsilon=4.0, delta=1e-6, draws=1), 4.0, 1e-6, runs=8000)
+    small = audited_sum(
+        dp.calibrate_noise(epsilon=4.0, delta=1e-6, releases=1), 4.0, 1e-6, runs=8000
+    )
     assert not small.violated
     assert small.epsilon_lower > 0.5 * 4.0
 
 
 def test_a_noisy_sum_with_too_little_noise_is_caught():
-    z = dp.calibrate_noise(epsilon=1.0, delta=1e-3, draws=1)
+    z = dp.calibrate_noise(epsilon=1.0, delta=1e-3, releases=1)
     assert not audited_sum(z, 1.0, 1e-3, runs=1000).violated
     assert audited_sum(z / 3, 1.0, 1e-3, runs=1000).violated
 
 
 def test_a_vector_is_guessed_by_all_of_its_entries():
-    z = dp.calibrate_noise(epsilon=3.0, delta=0.05, draws=1)
+    z = dp.calibrate_noise(epsilon=3.0, delta=0.05, releases=1)
     data = np.zeros((10, 4))
     data[0] = FAR
     found = dp.audit(
@@ -198,13 +200,17 @@ STEPS = {
     "minibatch": (dp.DPPenalty, 60, {"batch_rate": 0.5, "scale": 0.3, "draws": 2}),
     "hmc": (dp.DPHMC, 60, {"n_leapfrog": 1, "step_size": 0.02, "gradient_share": 0.8}),
     "barker": (dp.DPBarker, 200, {"tempering": 0.05, "draws": 2}),
-    "sgld": (dp.DPSGLD, 60, {"batch_rate": 1.0, "draws": 2}),
-    "sgld, sampled": (dp.DPSGLD, 60, {"batch_rate": 0.5, "draws": 2}),
-    "sgnht": (dp.DPSGNHT, 60, {"batch_rate": 0.5, "draws": 2}),
+    "sgld": (dp.comparators.DPSGLD, 60, {"batch_rate": 1.0, "draws": 2}),
+    "sgld, sampled": (dp.comparators.DPSGLD, 60, {"batch_rate": 0.5, "draws": 2}),
+    "sgnht": (dp.comparators.DPSGNHT, 60, {"batch_rate": 0.5, "draws": 2}),
     "exponential": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 3, "bounds": (-3, 3)}),
     "anchored": (DPAnchored, 1000, {"noise_aware": False}),
     "penalty, people": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 3, "unit": PEOPLE[:60]}),
-    "sgld, people": (dp.DPSGLD, 60, {"batch_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]}),
+    "sgld, people": (
+        dp.comparators.DPSGLD,
+        60,
+        {"batch_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]},
+    ),
     "anchored, people": (DPAnchored, 1000, {"noise_aware": False, "unit": PEOPLE}),
 }
 # One number that shows one noisy ratio, and says more than a discriminant of all of them.
@@ -275,7 +281,7 @@ def test_an_owners_answers(part, caught, monkeypatch):
         lambda self, s, size, at=(): honest(self, s * part, size, at),
     )
     runs, y = 3000, records(60)
-    z = dp.calibrate_noise(epsilon=1.0, delta=0.01, draws=1)
+    z = dp.calibrate_noise(epsilon=1.0, delta=0.01, releases=1)
     monkeypatch.setattr(
         "pymc_dp.federated.owner.divide",
         lambda _, rounds, ratios, share: {"ratio": Releases(ratios, (z,))},
@@ -410,7 +416,9 @@ def test_the_log_stays_quiet(caplog):
 
 
 def test_the_report_says_what_was_found():
-    found = audited_sum(dp.calibrate_noise(epsilon=2.0, delta=0.05, draws=1), 2.0, 0.05, runs=100)
+    found = audited_sum(
+        dp.calibrate_noise(epsilon=2.0, delta=0.05, releases=1), 2.0, 0.05, runs=100
+    )
     for text in (str(found), repr(found), found._repr_html_()):
         for word in ("noisy_total", "100 on each", "0.9999", "not refuted", "proves nothing"):
             assert word in text

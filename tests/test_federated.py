@@ -226,7 +226,7 @@ def test_each_owners_guarantee_from_its_own_ledger(tmp_path):
         assert counts == {"surrogate": 1, "ratio": 3}
         assert 0.99 * epsilon < accountant.get_epsilon(delta) < 1.001 * epsilon
         assert 1 / math.sqrt(mu2) == pytest.approx(
-            dp.calibrate_noise(epsilon=epsilon, delta=delta, draws=1), rel=1e-6
+            dp.calibrate_noise(epsilon=epsilon, delta=delta, releases=1), rel=1e-6
         )
         assert owner.ledger.spent() <= epsilon
 

@@ -196,8 +196,8 @@ SAMPLERS = {
     "minibatch": (dp.DPPenalty, plain, {**SAMPLED, "tempering": 0.1}),
     "hmc": (dp.DPHMC, plain, {**GENEROUS, "n_leapfrog": 2}),
     "barker": (dp.DPBarker, plain, {"batch_size": 30, "tempering": 0.1}),
-    "sgld": (dp.DPSGLD, plain, SAMPLED),
-    "sgnht": (dp.DPSGNHT, plain, GENEROUS),
+    "sgld": (dp.comparators.DPSGLD, plain, SAMPLED),
+    "sgnht": (dp.comparators.DPSGNHT, plain, GENEROUS),
     "anchored": (dp.DPAnchored, plain, {"epsilon": 1e3, "delta": 1e-3}),
     "exponential": (dp.DPExponentialFamily, rate_of, {**GENEROUS, "bounds": (-4, 4)}),
 }

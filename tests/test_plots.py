@@ -13,10 +13,9 @@ from pytensor import shared
 
 import pymc_dp as dp
 from pymc_dp.compat import from_groups, groups_of, root_attrs
-from pymc_dp.plots import _draw_tradeoff
+from pymc_dp.evidence.made_up_data import with_made_up_data
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian, to_json
-from pymc_dp.tradeoff import Tradeoff, tradeoff, with_made_up_data
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 
@@ -169,7 +168,7 @@ def test_matplotlib_is_asked_for_when_it_is_missing(released, monkeypatch):
 
 def with_share(released, share, sd):
     return with_attrs(
-        released, settings=json.dumps({"clipped_share": share, "clipped_share_sd": sd})
+        released, measured=json.dumps({"clipped_share": share, "clipped_share_sd": sd})
     )
 
 
@@ -193,11 +192,11 @@ def test_several_results_and_a_share_below_zero(released):
 @pytest.mark.parametrize("share", [None, float("nan")])
 def test_where_nothing_was_released_it_says_what_to_do(share, released):
     result = released if share is None else with_share(released, share, share)
-    with pytest.raises(dp.PrivacyError, match=r"DPPenalty did not release .*plot_tradeoff"):
+    with pytest.raises(dp.PrivacyError, match=r"DPPenalty did not release .*`tradeoff`"):
         dp.plot_clipping(result)
 
 
-# -- plot_tradeoff ----------------------------------------------------------------------------------
+# -- tradeoff ---------------------------------------------------------------------------------------
 
 N = 60
 MADE_UP = {"X": np.random.default_rng(7).normal(size=(N, 2))}
@@ -233,7 +232,7 @@ SMALL = {
 def short(monkeypatch):
     """The non-private posterior from a few draws: how good it is is not what is tested."""
     for name, value in {"draws": 60, "tune": 60}.items():
-        monkeypatch.setitem(tradeoff.__globals__["_REFERENCE"], name, value)
+        monkeypatch.setitem(dp.tradeoff.__globals__["_REFERENCE"], name, value)
 
 
 def numbers(found):
@@ -242,8 +241,7 @@ def numbers(found):
 
 @pytest.fixture
 def small(short):
-    settings = {"truth": {}, "var_names": None, "chains": 2, "public": ()}
-    return lambda model, **more: tradeoff(model, **{**settings, **SMALL, "random_seed": 3, **more})
+    return lambda model, **more: dp.tradeoff(model, **{**SMALL, "random_seed": 3, **more})
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -326,20 +324,20 @@ def test_it_costs_nothing_and_keeps_quiet(small, caplog):
     assert "private" not in caplog.text
     for name in ("ledger", "noise", "epsilon"):
         with pytest.raises(TypeError, match=f"`{name}` has no place here"):
-            dp.plot_tradeoff(real(1), **SMALL, **{name: 1})
+            dp.tradeoff(real(1), **SMALL, **{name: 1})
 
 
 def test_data_that_are_not_replaced_are_refused():
     with pytest.raises(dp.PrivacyConfigurationError, match=r"`pm.Data` 'X'.*\(60, 2\)"):
-        dp.plot_tradeoff(real(1), **{**SMALL, "data": {}})
+        dp.tradeoff(real(1), **{**SMALL, "data": {}})
     with pytest.raises(dp.PrivacyConfigurationError, match="must have its shape"):
-        dp.plot_tradeoff(real(1), **{**SMALL, "data": {"X": np.zeros((N, 3))}})
+        dp.tradeoff(real(1), **{**SMALL, "data": {"X": np.zeros((N, 3))}})
     with pytest.raises(dp.PrivacyConfigurationError, match=r"\['Z'\].*no `pm.Data`"):
-        dp.plot_tradeoff(real(1), **{**SMALL, "data": {"Z": 1}})
+        dp.tradeoff(real(1), **{**SMALL, "data": {"Z": 1}})
     with pytest.raises(dp.PrivacyConfigurationError, match=r"\['b'\].*no free variables"):
-        dp.plot_tradeoff(real(1), truth={"b": 1}, **SMALL)
+        dp.tradeoff(real(1), truth={"b": 1}, **SMALL)
     with pytest.raises(dp.PrivacyConfigurationError, match="`epsilons` is empty"):
-        dp.plot_tradeoff(real(1), **{**SMALL, "epsilons": ()})
+        dp.tradeoff(real(1), **{**SMALL, "epsilons": ()})
 
 
 @pytest.mark.parametrize("place", ["mean", "index", "shared", "potential", "dist", "logp"])
@@ -366,7 +364,7 @@ def test_records_written_into_the_model_are_refused(place):
         if place == "potential":
             pm.Potential("fit", (a[0] * x).sum())
     with pytest.raises(dp.UnsupportedModelError, match=r"shape \(60,\) written into it"):
-        dp.plot_tradeoff(model, **FAST)
+        dp.tradeoff(model, **FAST)
 
 
 def test_functions_that_draw_are_refused():
@@ -380,17 +378,17 @@ def test_functions_that_draw_are_refused():
             observed=np.zeros(N),
         )
     with pytest.raises(dp.UnsupportedModelError, match=r"'y' is drawn by a function of yours"):
-        dp.plot_tradeoff(model)
+        dp.tradeoff(model)
 
 
 def test_models_that_cannot_be_copied_or_have_no_outcome():
     with pm.Model() as model:
         pm.Normal("s", 0, 1, initval=1.0)
         with pytest.raises(dp.UnsupportedModelError, match="no observed variables"):
-            dp.plot_tradeoff(model)
+            dp.tradeoff(model)
         pm.Normal("y", model["s"], 1, observed=np.zeros(N))
         with pytest.raises(dp.UnsupportedModelError, match=r"\['s'\] have an `initval`"):
-            dp.plot_tradeoff(model)
+            dp.tradeoff(model)
 
 
 def test_public_data_keep_their_values():
@@ -402,9 +400,57 @@ def test_public_data_keep_their_values():
     assert copy["knots"].get_value().tolist() == [10.0, 20.0]
 
 
+def test_a_model_is_not_a_tradeoff():
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"`pymc_dp.tradeoff\(model, ...\)` has"):
+        dp.plot_tradeoff(real(1))
+
+
+def test_the_table_of_a_tradeoff():
+    mean = np.array([[np.nan, np.nan], [0.5, -1.25], [0.0, 0.0]])
+    found = dp.Tradeoff(
+        (1.0, 2.0), ("a", "b"), mean, mean - 2, mean + 2, np.array([[np.nan] * 2, [1.01, 1.2]])
+    )
+    first, _, head, a, b, _, statement = str(found).splitlines()
+    assert first == "What ε buys, on made-up data"
+    assert head.split("  ")[-1] == "not private"
+    assert a.split() == [
+        "a",
+        "no",
+        "result",
+        "+0.50",
+        "(-1.50",
+        "to",
+        "+2.50)",
+        "+0.00",
+        "(-2.00",
+        "to",
+        "+2.00)",
+    ]
+    assert b.split() == [
+        "b",
+        "no",
+        "result",
+        "-1.25",
+        "(-3.25",
+        "to",
+        "+0.75)*",
+        "+0.00",
+        "(-2.00",
+        "to",
+        "+2.00)",
+    ]
+    assert "*: R-hat above 1.05" in statement
+    assert "gave up" in statement
+    good = replace(found, epsilons=(2.0,), mean=mean[1:], r_hat=np.array([[1.01, 1.02]]))
+    assert "R-hat" not in good.statement
+    assert "gave up" not in good.statement
+    assert found._repr_html_().count("<td") == 9
+
+
 def test_the_plot_shows_every_run(pyplot, short):
     figure, given = pyplot.subplots()
-    ax = dp.plot_tradeoff(real(1), ax=given, truth={"beta": [0.5, 0.5]}, **SMALL)
+    found = dp.tradeoff(real(1), truth={"beta": [0.5, 0.5]}, **SMALL)
+    ax = dp.plot_tradeoff(found, ax=given)
     assert ax is given
     assert [t.get_text() for t in ax.get_xticklabels()] == ["1", "8", "not private"]
     labels = [t.get_text() for t in ax.get_legend().get_texts()]
@@ -414,20 +460,20 @@ def test_the_plot_shows_every_run(pyplot, short):
 
 def test_a_run_that_gave_up_is_shown_as_such(small, monkeypatch):
     """Some steps find out that the budget is too small only when it is spent."""
-    original = tradeoff.__globals__["sample"]
+    original = dp.tradeoff.__globals__["sample"]
 
     def sample(*args, epsilon, **keywords):
         if epsilon < limit:
             raise dp.PrivacyError("too little")
         return original(*args, epsilon=epsilon, **keywords)
 
-    monkeypatch.setitem(tradeoff.__globals__, "sample", sample)
+    monkeypatch.setitem(dp.tradeoff.__globals__, "sample", sample)
     limit = 2
     found = small(real(1))
     assert np.isnan(numbers(found)[:, 0]).all()
     assert np.isfinite(numbers(found)[:, 1:]).all()
     found = replace(found, r_hat=np.array([[np.nan, np.nan], [1.0, 1.0]]))
-    ax = _draw_tradeoff(found, pytest.importorskip("matplotlib.pyplot").subplots()[1])
+    ax = dp.plot_tradeoff(found)
     assert [(t.get_text(), t.get_position()[0]) for t in ax.texts] == [("no result", 0)]
     assert len(ax.get_legend().get_texts()) == 2  # what is not there is not called unreliable
     limit = 100
@@ -439,10 +485,7 @@ def test_many_parameters_and_wild_runs():
     d = 14
     zero, ends = np.zeros((3, d)), np.array([[200.0], [3.0], [1.6]]) * np.ones((1, d))
     names = tuple(f"b[{i}]" for i in range(d))
-    ax = _draw_tradeoff(
-        Tradeoff((1.0, 2.0), names, zero, -ends, ends, np.full((2, d), 1.2)),
-        pytest.importorskip("matplotlib.pyplot").subplots()[1],
-    )
+    ax = dp.plot_tradeoff(dp.Tradeoff((1.0, 2.0), names, zero, -ends, ends, np.full((2, d), 1.2)))
     assert ax.get_yscale() == "symlog"
     assert [t.get_text() for t in ax.get_legend().get_texts()] == [
         "R-hat above 1.05:\nnot reliable"

@@ -202,7 +202,7 @@ def test_multiplier_instead_of_budget_reports_what_it_costs(logistic):
     step = dp.DPPenalty(
         noise_multiplier=10.0, draws=50, chains=2, delta=1e-5, model=logistic(), **FAST
     )
-    again = dp.calibrate_noise(epsilon=step.guarantee.epsilon, delta=1e-5, draws=100)
+    again = dp.calibrate_noise(epsilon=step.guarantee.epsilon, delta=1e-5, releases=100)
     assert again == pytest.approx(10.0, rel=1e-6)
 
 

@@ -53,14 +53,13 @@ def main() -> None:
     made_up = np.column_stack([np.ones(n), np.resize([-1.0, 1.0], n)])
     settings = {"data": {"X": made_up}, "truth": {"beta": [0.4, 0.3]}}
     epsilons = (0.25, 0.5, 1.0, 2.0, 4.0)
-    save(dp.plot_tradeoff(model, epsilons=epsilons, draws=500, **settings), "tradeoff")
-    save(
-        dp.plot_tradeoff(
-            model, epsilons=epsilons, draws=2000, tune=500, step=dp.DPPenalty, clip=2**0.5,
-            scale=0.05, **settings,
-        ),
-        "tradeoff_penalty",
+    found = dp.tradeoff(model, epsilons=epsilons, draws=500, **settings)
+    save(dp.plot_tradeoff(found), "tradeoff")
+    penalty = dp.tradeoff(
+        model, epsilons=epsilons, draws=2000, tune=500, step=dp.DPPenalty, clip=2**0.5,
+        scale=0.05, **settings,
     )  # fmt: skip
+    save(dp.plot_tradeoff(penalty), "tradeoff_penalty")
 
 
 if __name__ == "__main__":

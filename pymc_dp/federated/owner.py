@@ -33,7 +33,7 @@ from pymc_dp.federated.agreement import (
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.accounting import check_delta, check_epsilon
+from pymc_dp.checks import check_delta, check_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
@@ -145,7 +145,7 @@ class Owner:
         if delta is None:
             delta = 0.1 / roles.n_units if ledger is None else ledger.delta
         self.epsilon, self.delta = float(epsilon), check_delta(delta)
-        z = calibrate_noise(epsilon=epsilon, delta=self.delta, draws=1)
+        z = calibrate_noise(epsilon=epsilon, delta=self.delta, releases=1)
         z *= _ROUNDING
         self._kinds = {
             **({"surrogate": 1} if surrogate else {}),

@@ -19,7 +19,7 @@ class PrivacyAwareGibbs(CompoundStep):
 
     For a model of confidential records x with parameters θ, of which only noisy sums s over
     records are observed (through :class:`~pymc_dp.LaplaceMechanism` and the like, or any
-    distribution around :func:`~pymc_dp.record_sum`). One iteration:
+    distribution around :func:`~pymc_dp.statistics.record_sum`). One iteration:
 
     1. *Records*: each in turn is offered a draw from :math:`f(\cdot \mid \theta)`, and takes it
        with the probability that the release's density implies (Algorithm 1 of Ju, Gong, Awan and
@@ -58,7 +58,7 @@ class PrivacyAwareGibbs(CompoundStep):
     >>> with pm.Model():  # doctest: +SKIP
     ...     mu = pm.Normal("mu", 0, 1)
     ...     x = pm.Normal("x", mu, 1, shape=100)
-    ...     t = dp.clamp(x, -3, 3)
+    ...     t = dp.statistics.clamp(x, -3, 3)
     ...     dp.LaplaceMechanism("s", t, epsilon=1.0, sensitivity=6, observed=12.3)
     ...     idata = pm.sample(step=dp.PrivacyAwareGibbs([x]), var_names=["mu"])
     """

@@ -8,7 +8,7 @@ from pymc.util import get_value_vars_from_user_vars
 from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dp.exceptions import UnsupportedModelError
-from pymc_dp.mechanisms.record_sum import RecordSum
+from pymc_dp.mechanisms.statistics import RecordSum
 
 
 class Release(NamedTuple):
@@ -89,7 +89,7 @@ def find_structure(model: pm.Model, vars: Sequence[Any]) -> Structure:
         if depends(potential, latents):
             raise UnsupportedModelError(
                 f"The Potential {potential.name!r} depends on the latent records. Write it as a "
-                "distribution of the records, or as an observed statistic of `record_sum(...)`."
+                "distribution of the records, or as an observed statistic of `statistics.record_sum(...)`."
             )
     releases = [_release_of(rv, latents) for rv in model.observed_RVs if depends(rv, latents)]
     if not releases:
@@ -117,7 +117,7 @@ def _release_of(rv: Any, latents: list[Any]) -> Release:
             f"The observed variable {rv.name!r} depends on the latent records otherwise than through "
             "a sum over records. Its statistic must be a sum of one term per record: give the "
             "mechanism the terms, shape (n, ...). An observed variable per record cannot be "
-            "combined with latent records; for randomised response see `randomized_response`."
+            "combined with latent records; for randomised response see `RandomizedResponse`."
         )
     if len(totals) != 1:
         raise UnsupportedModelError(

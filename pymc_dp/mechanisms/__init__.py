@@ -6,26 +6,14 @@ from pymc_dp.mechanisms.observed import (
     GaussianMechanism,
     LaplaceMechanism,
 )
-from pymc_dp.mechanisms.record_sum import record_sum
 from pymc_dp.mechanisms.released import ReleasedStatistic
-from pymc_dp.mechanisms.responses import randomized_response
-from pymc_dp.mechanisms.statistics import (
-    clamp,
-    second_moments,
-    second_moments_sensitivity,
-    sum_sensitivity,
-)
+from pymc_dp.mechanisms.responses import RandomizedResponse
 
 __all__ = [
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",
     "GaussianMechanism",
     "LaplaceMechanism",
+    "RandomizedResponse",
     "ReleasedStatistic",
-    "clamp",
-    "randomized_response",
-    "record_sum",
-    "second_moments",
-    "second_moments_sensitivity",
-    "sum_sensitivity",
 ]

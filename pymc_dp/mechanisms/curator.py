@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pymc_dp.checks import positive
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.law import Family, NoiseLaw, charged_multiplier, noise_law
 from pymc_dp.mechanisms.released import ReleasedStatistic
@@ -172,13 +173,13 @@ def _grid_step(
     scale = float(law.scale.min())
     if granularity is None:
         return float(2.0 ** math.floor(math.log2(scale / _STEPS_PER_SCALE)))
-    power = isinstance(granularity, int | float) and granularity > 0
-    if not power or math.frexp(granularity)[0] != 0.5 or granularity > scale / 16:
+    granularity = positive("granularity", granularity)
+    if math.frexp(granularity)[0] != 0.5 or granularity > scale / 16:
         raise PrivacyConfigurationError(
             f"{name}: `granularity` must be a power of two, at most 1/16 of the noise scale. Found "
             f"{granularity!r}."
         )
-    return float(granularity)
+    return granularity
 
 
 def _integer_noise(family: Family, scale: float, size: int) -> NDArray[np.int64]:

@@ -1,14 +1,16 @@
 """The law of the noise in a release, and what it guarantees."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pymc_dp.checks import check_delta, check_epsilon, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.privacy.accounting import check_delta, check_epsilon, gaussian_epsilon
+from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 
 Family = Literal["laplace", "gaussian"]
@@ -78,9 +80,9 @@ def noise_law(
         If they are missing, contradictory or out of range.
     """
     if sensitivity is not None:
-        sensitivity = _positive(name, "sensitivity", sensitivity)
+        sensitivity = _of(name, positive, "sensitivity", sensitivity)
     if delta is not None:
-        delta = check_delta(delta)
+        delta = _of(name, check_delta, delta)
         if family == "laplace":
             raise PrivacyConfigurationError(
                 f"{name!r}: Laplace noise has no `delta`; leave it out, or use Gaussian noise."
@@ -91,7 +93,7 @@ def noise_law(
             "`sensitivity`, from which the scale follows."
         )
     if epsilon is not None:
-        epsilon = check_epsilon(epsilon)
+        epsilon = _of(name, check_epsilon, epsilon)
         if math.isinf(epsilon):
             raise PrivacyConfigurationError(
                 f"{name!r}: an infinite `epsilon` means no noise, and then there is nothing to infer."
@@ -99,7 +101,7 @@ def noise_law(
         if sensitivity is None:
             raise PrivacyConfigurationError(
                 f"{name!r}: `epsilon` needs `sensitivity`, the largest change of the statistic when "
-                "one record is replaced (see `sum_sensitivity` and `second_moments_sensitivity`)."
+                "one record is replaced (see `sum_sensitivity` and `second_moments_sensitivity` in `pymc_dp.statistics`)."
             )
         scale = sensitivity * noise_per_sensitivity(name, family, epsilon, delta)
         if family == "gaussian" and discrete:
@@ -128,7 +130,7 @@ def noise_per_sensitivity(name: str, family: Family, epsilon: float, delta: floa
         return 1 / epsilon
     if delta is None:
         raise PrivacyConfigurationError(f"{name!r}: Gaussian noise needs a `delta` with `epsilon`.")
-    return calibrate_noise(epsilon=epsilon, delta=delta, draws=1)
+    return calibrate_noise(epsilon=epsilon, delta=delta, releases=1)
 
 
 def charged_multiplier(noise_multiplier: float, grid_scale: ArrayLike) -> float:
@@ -153,14 +155,12 @@ def _discrete_gaussian_factor(scale: float) -> float:
     return 1 + 1 / (16 * scale**2)
 
 
-def _positive(name: str, what: str, value: Any) -> float:
-    if isinstance(value, bool) or not (
-        isinstance(value, int | float | np.number) and 0 < value < math.inf
-    ):
-        raise PrivacyConfigurationError(
-            f"{name!r}: `{what}` must be a positive number. Found {value!r}."
-        )
-    return float(value)
+def _of(name: str, check: Callable[..., float], *arguments: Any) -> float:
+    """What a check returns; a refusal says of which release."""
+    try:
+        return check(*arguments)
+    except PrivacyConfigurationError as error:
+        raise PrivacyConfigurationError(f"{name!r}: {error}") from None
 
 
 def _scale(name: str, scale: Any) -> NDArray[np.float64]:

@@ -12,8 +12,8 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.curator import release_sum
 from pymc_dp.mechanisms.distributions import DiscreteGaussian, DiscreteLaplace
 from pymc_dp.mechanisms.law import Family, NoiseLaw, noise_law
-from pymc_dp.mechanisms.record_sum import record_sum
 from pymc_dp.mechanisms.released import ReleasedStatistic
+from pymc_dp.mechanisms.statistics import record_sum
 from pymc_dp.privacy.ledger import PrivacyLedger
 
 

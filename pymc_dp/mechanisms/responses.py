@@ -6,14 +6,12 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
+from pymc_dp.checks import check_epsilon
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.privacy.accounting import check_epsilon
 
 
-def randomized_response(
-    name: str, p: Any, *, epsilon: float, observed: Any, dims: Any = None
-) -> Any:
-    r"""Answers that respondents have randomised themselves, as an observed variable.
+class RandomizedResponse:
+    r"""Answers that respondents have randomised themselves, as an observed variable of the model.
 
     Of k possible answers a respondent gives the true one with probability
     :math:`e^\varepsilon / (e^\varepsilon + k - 1)` and each other one with probability
@@ -51,24 +49,27 @@ def randomized_response(
     ----------
     Warner, *Randomized response: a survey technique for eliminating evasive answer bias*, 1965.
     """
-    with np.errstate(over="ignore"):
-        odds = np.exp(check_epsilon(epsilon))
-    if not np.isfinite(odds):
-        raise PrivacyConfigurationError(
-            f"{name!r}: `epsilon` is so large that answers are not randomised. Use `pm.Categorical`."
+
+    def __new__(cls, name: str, p: Any, *, epsilon: float, observed: Any, dims: Any = None) -> Any:
+        """Make the variable in the model whose context this is."""
+        with np.errstate(over="ignore"):
+            odds = np.exp(check_epsilon(epsilon))
+        if not np.isfinite(odds):
+            raise PrivacyConfigurationError(
+                f"{name!r}: `epsilon` is so large that answers are not randomised. Use `pm.Categorical`."
+            )
+        p = pt.as_tensor(p)
+        k = p.type.shape[-1] if p.ndim else None
+        if k is None or k < 2:
+            raise PrivacyConfigurationError(
+                f"{name!r}: the last axis of `p` must have one entry per possible answer, two or more, "
+                "and a known length."
+            )
+        reports = np.asarray(observed)
+        if reports.dtype.kind not in "iub" or not np.isin(reports, np.arange(k)).all():
+            raise PrivacyConfigurationError(
+                f"{name!r}: `observed` must be integers from 0 to {k - 1}: one of the {k} answers."
+            )
+        return pm.Categorical(
+            name, p=(1 + (odds - 1) * p) / (odds + k - 1), observed=reports.astype(int), dims=dims
         )
-    p = pt.as_tensor(p)
-    k = p.type.shape[-1] if p.ndim else None
-    if k is None or k < 2:
-        raise PrivacyConfigurationError(
-            f"{name!r}: the last axis of `p` must have one entry per possible answer, two or more, "
-            "and a known length."
-        )
-    reports = np.asarray(observed)
-    if reports.dtype.kind not in "iub" or not np.isin(reports, np.arange(k)).all():
-        raise PrivacyConfigurationError(
-            f"{name!r}: `observed` must be integers from 0 to {k - 1}: one of the {k} answers."
-        )
-    return pm.Categorical(
-        name, p=(1 + (odds - 1) * p) / (odds + k - 1), observed=reports.astype(int), dims=dims
-    )

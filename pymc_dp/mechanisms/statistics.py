@@ -1,4 +1,4 @@
-r"""Per-record statistics with a known sensitivity.
+r"""The analyst's tools: per-record statistics with a known sensitivity, and their sum.
 
 The functions take NumPy arrays, for a curator who computes them from data, and tensors, for an
 analyst who computes them from latent records, so that both ends use the same definition.
@@ -10,9 +10,61 @@ from typing import Any, Literal
 import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Variable
 
+from pymc_dp.checks import whole
 from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.mechanisms.law import NoiseLaw
+
+__all__ = [
+    "clamp",
+    "record_sum",
+    "second_moments",
+    "second_moments_sensitivity",
+    "sum_sensitivity",
+]
+
+
+class RecordSum(OpFromGraph):
+    """Sum over axis 0 that says of itself that axis 0 holds the records.
+
+    An ordinary sum cannot be told from other sums over a first axis (a log-sum-exp contains one).
+    The compiler inlines it, so densities, gradients and draws are those of the plain sum.
+
+    Attributes
+    ----------
+    law : NoiseLaw or None
+        The noise that the sum is released with, if one of this package's mechanisms made it.
+    """
+
+    law: NoiseLaw | None
+
+    def __init__(self, inputs: Any, outputs: Any, *, law: NoiseLaw | None = None, **kwargs: Any):
+        self.law = law
+        super().__init__(inputs, outputs, **{**kwargs, "inline": True})
+
+
+def record_sum(statistic: Any, *, law: NoiseLaw | None = None) -> Any:
+    r"""Sum of a per-record statistic: :math:`\sum_i t_i(x_i)`.
+
+    The mechanisms call it for you. Use it yourself to observe a record-additive statistic through
+    a noise distribution of your own, such as ``pm.StudentT("s", 3, record_sum(t), 1, observed=s)``.
+
+    Parameters
+    ----------
+    statistic : TensorVariable, shape (n, ...)
+        Row i is a function of record i (and of public constants) alone.
+    law : NoiseLaw, optional
+        Set by the mechanisms.
+
+    Returns
+    -------
+    TensorVariable, shape (...)
+    """
+    statistic = pt.as_tensor(statistic)
+    records = statistic.type("records")
+    return RecordSum([records], [records.sum(axis=0)], law=law)(statistic)
 
 
 def clamp(x: Any, lower: ArrayLike, upper: ArrayLike, *, rescale: bool = False) -> Any:
@@ -98,8 +150,7 @@ def second_moments_sensitivity(q: int, *, norm: Literal[1, 2] = 1) -> float:
     norm : {1, 2}
         1 for Laplace noise, 2 for Gaussian noise.
     """
-    if isinstance(q, bool) or not isinstance(q, int | np.integer) or q < 1:
-        raise PrivacyConfigurationError(f"`q` must be a whole number, one or more. Found {q!r}.")
+    q = whole("q", q, 1)
     if _norm(norm) == 1:
         return q * (q + 2) ** 2 / (2 * (q + 1))
     return float(np.sqrt((q + 1) ** 2 + q / 2))

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import erfc, erfcx
 
+from pymc_dp.checks import check_delta, check_epsilon
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.events import (
     BarkerBatch,
@@ -57,26 +58,6 @@ _CURVE_POINTS = 24
 
 # What is left of a budget is 0 below this part of it, as a power of e.
 _NEGLIGIBLE = 10.0
-
-
-def check_epsilon(epsilon: float) -> float:
-    """`epsilon` itself, if it is a positive number (infinity included)."""
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float | np.number):
-        raise PrivacyConfigurationError(f"`epsilon` must be a number. Found {epsilon!r}.")
-    if not epsilon > 0:
-        raise PrivacyConfigurationError(f"`epsilon` must be positive. Found {epsilon!r}.")
-    return float(epsilon)
-
-
-def check_delta(delta: float) -> float:
-    """`delta` itself, if it lies strictly between 0 and 1."""
-    if isinstance(delta, bool) or not isinstance(delta, int | float | np.number):
-        raise PrivacyConfigurationError(f"`delta` must be a number. Found {delta!r}.")
-    if not 0 < delta < 1:
-        raise PrivacyConfigurationError(
-            f"`delta` must lie strictly between 0 and 1. Found {delta!r}."
-        )
-    return float(delta)
 
 
 def gaussian_mu(events: Iterable[Gaussian]) -> float:

@@ -1,4 +1,4 @@
-"""From a budget (ε, δ) to a noise multiplier, a number of draws or a batch size."""
+"""From a budget (ε, δ) to a noise multiplier, a number of releases or a batch size."""
 
 import math
 from collections.abc import Callable
@@ -8,10 +8,9 @@ from typing import Literal
 import numpy as np
 from scipy import optimize
 
+from pymc_dp.checks import check_delta, check_epsilon, check_rate, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import (
-    check_delta,
-    check_epsilon,
     composed_epsilon,
     gaussian_epsilon,
     gaussian_mu,
@@ -24,41 +23,18 @@ from pymc_dp.privacy.rdp import ORDERS, gaussian_curve, rdp_count, without_repla
 _SMALLEST_BATCH = 10
 
 
-def _check_multiplier(name: str, value: float) -> float:
-    if isinstance(value, bool) or not (
-        isinstance(value, int | float) and math.isfinite(value) and value > 0
-    ):
-        raise PrivacyConfigurationError(f"`{name}` must be a positive number. Found {value!r}.")
-    return float(value)
-
-
-def _check_whole(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PrivacyConfigurationError(
-            f"`{name}` must be a whole number, one or more. Found {value!r}."
-        )
-    return value
-
-
-def _check_rate(value: float) -> float:
-    if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= 1):
-        raise PrivacyConfigurationError(
-            f"`sampling_rate` must be above 0 and at most 1. Found {value!r}."
-        )
-    return float(value)
-
-
 def calibrate_noise(
-    *, epsilon: float, delta: float, draws: int, sampling_rate: float = 1.0
+    *, epsilon: float, delta: float, releases: int, sampling_rate: float = 1.0
 ) -> float:
-    """Noise multiplier z such that `draws` Gaussian releases cost at most (ε, δ).
+    """Noise multiplier z with which `releases` Gaussian releases together cost at most (ε, δ).
 
     Parameters
     ----------
     epsilon, delta : float
         The budget; ε > 0, 0 < δ < 1.
-    draws : int
-        Number of releases: every iteration of every chain, tuning included.
+    releases : int
+        Their number. A chain that releases once per iteration needs every iteration of every chain, tuning
+        included.
     sampling_rate : float
         q: every release is of a fresh, secret Poisson sample, which each unit enters with this
         probability. 1 is all units.
@@ -82,23 +58,24 @@ def calibrate_noise(
 
     Examples
     --------
-    >>> round(calibrate_noise(epsilon=1.0, delta=1e-6, draws=1000), 1)
+    >>> round(calibrate_noise(epsilon=1.0, delta=1e-6, releases=1000), 1)
     133.6
-    >>> round(calibrate_noise(epsilon=1.0, delta=1e-6, draws=1000, sampling_rate=0.01), 2)
+    >>> round(calibrate_noise(epsilon=1.0, delta=1e-6, releases=1000, sampling_rate=0.01), 2)
     1.34
     """
-    _check_whole("draws", draws)
-    q = _check_rate(sampling_rate)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    releases = whole("releases", releases, 1)
+    q = check_rate("sampling_rate", sampling_rate)
     mu = gaussian_mu_within(epsilon, delta)
     if math.isinf(mu):
         return 0.0
 
     def cost(z: float) -> float:
         if q == 1:
-            return float(gaussian_epsilon(gaussian_mu([Gaussian(z, draws)]), delta))
-        return composed_epsilon([PoissonGaussian(z, q, draws)], delta)
+            return float(gaussian_epsilon(gaussian_mu([Gaussian(z, releases)]), delta))
+        return composed_epsilon([PoissonGaussian(z, q, releases)], delta)
 
-    z = math.sqrt(draws) / mu
+    z = math.sqrt(releases) / mu
     if q < 1:
         z = _smallest_multiplier(cost, epsilon, 1.001 * z)
     step = 2.0**-52
@@ -118,7 +95,7 @@ def _smallest_multiplier(cost: Callable[[float], float], epsilon: float, enough:
     return math.exp(root + 1e-7)
 
 
-def max_draws(
+def max_releases(
     *,
     epsilon: float,
     delta: float,
@@ -128,20 +105,20 @@ def max_draws(
     sampling_rate: float = 1.0,
     accountant: Literal["gaussian", "zcdp", "rdp"] = "gaussian",
 ) -> int:
-    """Largest number of draws that (ε, δ) pays for.
+    """Largest number of releases that (ε, δ) pays for, each with its gradients if there are any.
 
     Parameters
     ----------
     epsilon, delta : float
         The budget; ε > 0, 0 < δ < 1.
     noise_multiplier : float
-        z of the log-likelihood ratio, released once per draw.
+        z of the release, such as the log-likelihood ratio of one iteration.
     gradient_multiplier : float, optional
         z of a gradient release.
     gradients_per_draw : int
-        Gradient releases per draw: L + 1 for L leapfrog steps.
+        Gradient releases that come with each: L + 1 for L leapfrog steps.
     sampling_rate : float
-        q: the log-likelihood ratio is that of a fresh, secret sample of this share of the units.
+        q: the release is of a fresh, secret sample of this share of the units.
         Gradients are of all units.
     accountant : {"gaussian", "zcdp", "rdp"}
         "gaussian", the tight bound: Theorems 3.2 and 4.7 of Räisä (2021) for all units, privacy loss
@@ -151,7 +128,7 @@ def max_draws(
     Returns
     -------
     int
-        All chains together, tuning included. 0 if not even one is affordable.
+        Iterations that can be run, all chains together, tuning included. 0 if not even one is affordable.
 
     Raises
     ------
@@ -161,30 +138,30 @@ def max_draws(
     Notes
     -----
     For all units, the number of Algorithm 2 of Räisä (2021), reached through the largest affordable
-    μ, as μ² is proportional to the number of draws; beyond ten million draws the safety margin of
+    μ, as μ² is proportional to the number of releases; beyond ten million the safety margin of
     the reported ε may make it one smaller. For Poisson samples, the number is found by evaluating the
     reported ε some twenty times.
 
     Examples
     --------
-    >>> max_draws(epsilon=4.0, delta=1e-6, noise_multiplier=0.1 * 1e5**0.5)
+    >>> max_releases(epsilon=4.0, delta=1e-6, noise_multiplier=0.1 * 1e5**0.5)
     702
     """
-    counted = isinstance(gradients_per_draw, int) and not isinstance(gradients_per_draw, bool)
-    if not counted or gradients_per_draw < (0 if gradient_multiplier is None else 1):
-        raise PrivacyConfigurationError(
-            "`gradients_per_draw` must be a whole number, one or more if there is a "
-            f"`gradient_multiplier`. Found {gradients_per_draw!r}."
-        )
+    gradients_per_draw = whole(
+        "gradients_per_draw", gradients_per_draw, 0 if gradient_multiplier is None else 1
+    )
     if gradients_per_draw and gradient_multiplier is None:
         raise PrivacyConfigurationError(
             "`gradients_per_draw` needs a `gradient_multiplier`: the noise multiplier of one "
             "gradient release."
         )
-    z, q = _check_multiplier("noise_multiplier", noise_multiplier), _check_rate(sampling_rate)
+    z, q = (
+        positive("noise_multiplier", noise_multiplier),
+        check_rate("sampling_rate", sampling_rate),
+    )
     gradients = []
     if gradient_multiplier is not None:
-        z_gradient = _check_multiplier("gradient_multiplier", gradient_multiplier)
+        z_gradient = positive("gradient_multiplier", gradient_multiplier)
         gradients.append(Gaussian(z_gradient, gradients_per_draw))
     accountants = ("gaussian", "zcdp") if q == 1 else ("gaussian", "rdp")
     if accountant not in accountants:
@@ -192,16 +169,16 @@ def max_draws(
             f"`accountant` must be {accountants[0]!r} or {accountants[1]!r} at a sampling rate "
             f"{'of' if q == 1 else 'below'} 1. Found {accountant!r}."
         )
-    if math.isinf(check_epsilon(epsilon)):
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    if math.isinf(epsilon):
         raise PrivacyConfigurationError(
-            "`epsilon` must be finite here: any number of draws fits an infinite budget."
+            "`epsilon` must be finite here: any number of releases fits an infinite budget."
         )
-    check_delta(delta)
     if accountant == "rdp":
         rdp = without_replacement(lambda alpha: gaussian_curve(alpha, z), q)
         return rdp_count(rdp + ORDERS * gaussian_mu(gradients) ** 2 / 2, epsilon, delta)
     if q == 1:
-        return _max_draws_of_all([Gaussian(z), *gradients], epsilon, delta, accountant)
+        return _max_releases_of_all([Gaussian(z), *gradients], epsilon, delta, accountant)
 
     @cache
     def cost(k: int) -> float:
@@ -210,19 +187,17 @@ def max_draws(
     return _largest_count(cost, epsilon)
 
 
-def _max_draws_of_all(
-    one_draw: list[Gaussian], epsilon: float, delta: float, accountant: str
-) -> int:
+def _max_releases_of_all(one: list[Gaussian], epsilon: float, delta: float, accountant: str) -> int:
     if accountant == "zcdp":
         affordable = 2 * zcdp_rho_within(epsilon, delta)
     else:
         affordable = gaussian_mu_within(epsilon, delta) ** 2
-    draws = math.floor(affordable / gaussian_mu(one_draw) ** 2)
+    count = math.floor(affordable / gaussian_mu(one) ** 2)
     if accountant == "gaussian":
         # The division rounds; the accountant has the last word.
-        more = [Gaussian(e.noise_multiplier, e.count * (draws + 1)) for e in one_draw]
-        draws += bool(gaussian_epsilon(gaussian_mu(more), delta) <= epsilon)
-    return draws
+        more = [Gaussian(e.noise_multiplier, e.count * (count + 1)) for e in one]
+        count += bool(gaussian_epsilon(gaussian_mu(more), delta) <= epsilon)
+    return count
 
 
 def _largest_count(cost: Callable[[int], float], epsilon: float) -> int:
@@ -250,19 +225,19 @@ def calibrate_batch_size(
     *,
     epsilon: float,
     delta: float,
-    draws: int,
+    tests: int,
     units: int,
     variance: float = 2.0,
     at_most: int | None = None,
 ) -> int:
-    """Largest batch with which `draws` private Barker tests cost at most (ε, δ).
+    """Largest batch with which `tests` private Barker tests cost at most (ε, δ).
 
     Parameters
     ----------
     epsilon, delta : float
         The budget; ε > 0, 0 < δ < 1.
-    draws : int
-        Number of tests: every iteration of every chain, tuning included.
+    tests : int
+        Their number: every iteration of every chain, tuning included.
     units : int
         n, from which each batch is drawn without replacement, in secret.
     variance : float
@@ -288,30 +263,27 @@ def calibrate_batch_size(
 
     Examples
     --------
-    >>> calibrate_batch_size(epsilon=2.0, delta=1e-6, draws=10_000, units=100_000)
+    >>> calibrate_batch_size(epsilon=2.0, delta=1e-6, tests=10_000, units=100_000)
     1377
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
-    _check_whole("draws", draws)
-    if _check_whole("units", units) < _SMALLEST_BATCH:
-        raise PrivacyConfigurationError(
-            f"`units` must be at least {_SMALLEST_BATCH}, the smallest batch. Found {units!r}."
-        )
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    tests, units = whole("tests", tests, 1), whole("units", units, _SMALLEST_BATCH)
 
     @cache
     def cost(b: int) -> float:
-        return composed_epsilon([BarkerBatch(variance, b, units, draws)], delta)
+        return composed_epsilon([BarkerBatch(variance, b, units, tests)], delta)
 
-    most = units if at_most is None else min(units, max(_SMALLEST_BATCH, at_most))
+    most = (
+        units if at_most is None else min(units, max(_SMALLEST_BATCH, whole("at_most", at_most, 1)))
+    )
     sizes = np.unique(np.geomspace(_SMALLEST_BATCH, most, 50).round().astype(int)).tolist()
     within = [i for i, b in enumerate(sizes) if cost(b) <= epsilon]
     if not within:
         cheapest = min(sizes, key=cost)
         raise PrivacyConfigurationError(
-            f"No batch of {_SMALLEST_BATCH} units or more is within the budget for {draws:,} draws: "
+            f"No batch of {_SMALLEST_BATCH} units or more is within the budget for {tests:,} tests: "
             f"the cheapest, of about {cheapest}, costs ε = {cost(cheapest):.3g}. Use a larger "
-            "`epsilon`, fewer `draws` or more data."
+            "`epsilon`, fewer iterations or more data."
         )
     low = sizes[within[-1]]
     high = sizes[within[-1] + 1] if low < most else most + 1

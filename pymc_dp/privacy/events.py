@@ -7,29 +7,17 @@ neighbouring relation: it is the noise divided by the sensitivity *under the rel
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from pymc_dp.checks import fraction, positive, whole
 from pymc_dp.exceptions import LedgerError, PrivacyConfigurationError
 
 
-def _refuse(name: str, wanted: str, value: object) -> None:
-    raise PrivacyConfigurationError(f"`{name}` must be {wanted}. Found {value!r}.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_multiplier(z: float) -> None:
-    if not _is_number(z) or z < 0:
-        _refuse("noise_multiplier", "a finite number, zero or more", z)
-
-
-def _check_whole(name: str, value: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        _refuse(name, f"a whole number, {least} or more", value)
+def _keep(event: Any, name: str, check: Callable[..., float], **limits: Any) -> None:
+    """Check a field, and hold it as a plain number: JSON and reports know no other."""
+    object.__setattr__(event, name, check(name, getattr(event, name), **limits))
 
 
 @dataclass(frozen=True)
@@ -38,8 +26,8 @@ class _Release:
     count: int = 1
 
     def __post_init__(self) -> None:
-        _check_multiplier(self.noise_multiplier)
-        _check_whole("count", self.count)
+        _keep(self, "noise_multiplier", positive, zero_allowed=True)
+        _keep(self, "count", whole, minimum=1)
 
 
 @dataclass(frozen=True)
@@ -84,9 +72,8 @@ class Pure:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if not _is_number(self.epsilon) or self.epsilon <= 0:
-            _refuse("epsilon", "a positive, finite number", self.epsilon)
-        _check_whole("count", self.count)
+        _keep(self, "epsilon", positive)
+        _keep(self, "count", whole, minimum=1)
 
 
 @dataclass(frozen=True)
@@ -112,10 +99,9 @@ class PoissonGaussian:
     count: int = 1
 
     def __post_init__(self) -> None:
-        _check_multiplier(self.noise_multiplier)
-        if not _is_number(self.sampling_rate) or not 0 < self.sampling_rate <= 1:
-            _refuse("sampling_rate", "above 0 and at most 1", self.sampling_rate)
-        _check_whole("count", self.count)
+        _keep(self, "noise_multiplier", positive, zero_allowed=True)
+        _keep(self, "sampling_rate", fraction, one_allowed=True)
+        _keep(self, "count", whole, minimum=1)
 
 
 @dataclass(frozen=True)
@@ -142,11 +128,14 @@ class BarkerBatch:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if not _is_number(self.variance) or not 1 < self.variance < math.pi**2 / 3:
-            _refuse("variance", "between 1 and π²/3", self.variance)
-        _check_whole("batch_size", self.batch_size, least=2)
-        _check_whole("units", self.units, least=self.batch_size)
-        _check_whole("count", self.count)
+        _keep(self, "variance", positive)
+        if not 1 < self.variance < math.pi**2 / 3:
+            raise PrivacyConfigurationError(
+                f"`variance` must lie between 1 and π²/3. Found {self.variance!r}."
+            )
+        _keep(self, "batch_size", whole, minimum=2)
+        _keep(self, "units", whole, minimum=self.batch_size)
+        _keep(self, "count", whole, minimum=1)
 
 
 Event = Gaussian | Laplace | Pure | PoissonGaussian | BarkerBatch

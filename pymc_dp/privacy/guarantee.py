@@ -83,7 +83,7 @@ class Guarantee:
     once : tuple of Event
         Releases before the first iteration, for all chains together.
     measured : mapping
-        What these releases said, for the record. No part of the promise.
+        What these releases said, for the record, such as an anchor's tilt. No part of the promise.
     """
 
     run_id: int
@@ -200,7 +200,8 @@ class Guarantee:
             "privacy_valid": int(self.valid),
             "privacy_events": to_json(self.total),
             "privacy_step": self.step,
-            "privacy_settings": json.dumps({**self.settings, **self.measured}),
+            "privacy_settings": json.dumps(dict(self.settings)),
+            "privacy_measured": json.dumps(dict(self.measured)),
             "privacy_statement": self.sentence,
             "privacy_variables": json.dumps(self.variables),
             "privacy_record_dims": json.dumps(self.record_dims),

@@ -17,10 +17,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pymc_dp.checks import check_delta, check_epsilon
 from pymc_dp.exceptions import LedgerError, PrivacyBudgetExceeded, PrivacyConfigurationError
 from pymc_dp.privacy.accounting import (
-    check_delta,
-    check_epsilon,
     composed_epsilon,
     epsilon_that_fits,
 )

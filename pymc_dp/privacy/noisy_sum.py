@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_dp.checks import check_rate
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.subsampling import Words, accounted_rate, check_rate, poisson_sample
+from pymc_dp.privacy.subsampling import Words, accounted_rate, poisson_sample
 
 MAX_UNITS = 2**36
 """With fewer units than this the integer sum cannot overflow."""

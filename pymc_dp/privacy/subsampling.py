@@ -10,12 +10,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.exceptions import PrivacyConfigurationError
-
 Words = Callable[[int], NDArray[np.uint64]]
 """``size ->`` that many fresh words of 64 secret uniform bits."""
 
-MIN_RATE = 1e-7
 _RATE_MARGIN = 1e-6
 
 
@@ -27,16 +24,6 @@ def accounted_rate(rate: float) -> float:
     1e-7 for every allowed rate up to 1 − 1e-7, and no error at 1; the margin is ten times that.
     """
     return min(1.0, rate * (1 + _RATE_MARGIN))
-
-
-def check_rate(name: str, rate: float) -> float:
-    """`rate` as a float, if it can be sampled with."""
-    number = isinstance(rate, int | float | np.number) and not isinstance(rate, bool)
-    if not number or not MIN_RATE <= rate <= 1:
-        raise PrivacyConfigurationError(
-            f"`{name}` must lie between {MIN_RATE:g} and 1. Found {rate!r}."
-        )
-    return float(rate)
 
 
 def poisson_sample(units: int, rate: float, words: Words) -> NDArray[np.int64]:

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Any
 from pymc_dp.compat import groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing
-from pymc_dp.privacy.events import Event, from_json, to_json
+from pymc_dp.privacy.events import from_json, to_json
 from pymc_dp.privacy.guarantee import describe
 from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.report.facts import Facts
 from pymc_dp.report.html import page
+from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.report.wording import FALSE_ALARMS, account, recognised
 from pymc_dp.results import identify, on_still_chains, still_chains
-from pymc_dp.tables import as_html, as_text
 
 REPORT_SCHEMA_VERSION = 1
 _TITLE = "Privacy report"
@@ -31,7 +31,7 @@ _RELEASED_GROUPS = frozenset({
 
 
 @dataclass(frozen=True)
-class PrivacyReport:
+class PrivacyReport(Facts):
     """A statement of what was released and what it guarantees.
 
     ``print`` shows it as text, notebooks show it as a table, and :meth:`save` files it.
@@ -59,7 +59,9 @@ class PrivacyReport:
     releases : tuple of Event
         Every noisy number, or group of them, that was computed from the data.
     settings : mapping
-        The algorithm's settings.
+        What was set: the algorithm's settings.
+    measured : mapping
+        What was released of the run itself, such as how far its noise may have moved the draws.
     post_processing : bool
         Whether the draws were computed from statistics that are released already.
     software : mapping
@@ -76,26 +78,6 @@ class PrivacyReport:
     remark : str
         What has to be known of the draws before they are used; empty if nothing.
     """
-
-    statement: str
-    epsilon: float
-    delta: float
-    valid: bool
-    unit: str
-    units: int | None
-    relation: str
-    algorithm: str
-    noise: str
-    accountant: str
-    releases: tuple[Event, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    post_processing: bool = False
-    software: Mapping[str, str] = field(default_factory=dict)
-    sampled: str | None = None
-    variables: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    account: Mapping[str, float] | None = None
-    remark: str = ""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -120,10 +102,11 @@ class PrivacyReport:
         if self.account is not None:
             rows.append(("Account", account(self.account)))
         rows += [("Releases", f"{e.count:,} {describe(e)}") for e in self.releases]
-        rows += [
-            (f"Setting {name}", f"{value:.6g}" if isinstance(value, float) else str(value))
-            for name, value in self.settings.items()
-        ]
+        for kind, values in (("Setting", self.settings), ("Measured", self.measured)):
+            rows += [
+                (f"{kind} {name}", f"{value:.6g}" if isinstance(value, float) else str(value))
+                for name, value in values.items()
+            ]
         rows.append(("Draws of", ", ".join(self.variables)))
         if self.sampled is not None:
             rows.append(("Sampled", self.sampled[:16].replace("T", " ") + " UTC"))
@@ -148,7 +131,7 @@ class PrivacyReport:
         Besides the facts it has the guarantee in plain words, what is covered and what is not, and
         how to check ε with somebody else's accountant.
         """
-        return page(self, _TITLE, self.to_json())
+        return page(self, _TITLE, self.rows, self.to_json())
 
     def to_json(self) -> str:
         """All facts, for machines. Numbers that are not finite are null.
@@ -169,6 +152,7 @@ class PrivacyReport:
             "units": self.units,
             "algorithm": self.algorithm,
             "settings": {name: _finite(value) for name, value in self.settings.items()},
+            "measured": {name: _finite(value) for name, value in self.measured.items()},
             "post_processing": self.post_processing,
             "noise": self.noise,
             "accountant": self.accountant,
@@ -258,6 +242,7 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
         accountant=str(attrs.get("privacy_accountant", _UNKNOWN)),
         releases=from_json(attrs["privacy_events"]),
         settings=json.loads(attrs.get("privacy_settings", "{}")),
+        measured=json.loads(attrs.get("privacy_measured", "{}")),
         post_processing=post_processing,
         software=software,
         sampled=host.get("created_at"),

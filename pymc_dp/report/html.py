@@ -1,16 +1,13 @@
 """The report as a page of its own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from pymc_dp.privacy.guarantee import describe
+from pymc_dp.report.facts import Facts
 from pymc_dp.report.wording import MEANING, covered, how_to_check, in_plain_words, not_covered
 
-if TYPE_CHECKING:
-    from pymc_dp.report.document import PrivacyReport
-
-_SETTING = "Setting "
+_SETTING, _MEASURED = "Setting ", "Measured "
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2733; --muted: #5b6876; --page: #ffffff;
         --line: #d5dbe2; --tint: #f3f6f9; --good: #1a7f4b; --bad: #b3261e; }
@@ -37,27 +34,20 @@ details summary { cursor: pointer; color: var(--muted); }
 """
 
 
-def page(report: "PrivacyReport", title: str, machine_readable: str) -> str:
+def page(report: Facts, title: str, rows: Sequence[tuple[str, str]], machine_readable: str) -> str:
     """A self-contained HTML page.
 
     Parameters
     ----------
-    report : PrivacyReport
-        The facts.
+    report : Facts
     title : str
         Of the page.
+    rows : sequence of (str, str)
+        The facts, each with its label.
     machine_readable : str
         The same in JSON, to go with it.
     """
-    facts = [row for row in report.rows if not row[0].startswith(("Releases", _SETTING))]
-    settings = [
-        (
-            name := label.removeprefix(_SETTING),
-            value + (f" ({MEANING[name]})" if name in MEANING else ""),
-        )
-        for label, value in report.rows
-        if label.startswith(_SETTING)
-    ]
+    facts = [row for row in rows if not row[0].startswith(("Releases", _SETTING, _MEASURED))]
     explanation, program = how_to_check(report)
     sections = [
         f"<h1>{escape(title)}</h1>",
@@ -87,8 +77,9 @@ def page(report: "PrivacyReport", title: str, machine_readable: str) -> str:
     sections += ["<h2>How to check it</h2>", f"<p>{escape(explanation)}</p>"]
     if program:
         sections.append(f"<pre>{escape(program)}</pre>")
-    if settings:
-        sections += ["<h2>Settings, and what the preparation found</h2>", _table(settings)]
+    for heading, kind in [("Settings", _SETTING), ("What the run released of itself", _MEASURED)]:
+        if explained := _explained(rows, kind):
+            sections += [f"<h2>{heading}</h2>", _table(explained)]
     sections += [
         "<h2>For machines</h2>",
         f"<details><summary>The same in JSON</summary><pre>{escape(machine_readable)}</pre></details>",
@@ -100,6 +91,14 @@ def page(report: "PrivacyReport", title: str, machine_readable: str) -> str:
         + "\n".join(sections)
         + "\n</body>\n</html>"
     )
+
+
+def _explained(rows: Sequence[tuple[str, str]], kind: str) -> list[tuple[str, str]]:
+    """The rows of one kind, with what their names mean where that has to be said."""
+    found = [(label.removeprefix(kind), value) for label, value in rows if label.startswith(kind)]
+    return [
+        (name, f"{value} ({MEANING[name]})" if name in MEANING else value) for name, value in found
+    ]
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

@@ -2,15 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from scipy.stats import norm
 
 from pymc_dp.privacy.accounting import gaussian_mu
 from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, Pure
-
-if TYPE_CHECKING:
-    from pymc_dp.report.document import PrivacyReport
+from pymc_dp.report.facts import Facts
 
 FALSE_ALARMS = 0.05
 """Share of false alarms that an attacker of :func:`recognised` puts up with."""
@@ -29,7 +26,7 @@ MEANING = {
     "clipped_share": "share of units cut down to their bound; noisy, so it can be negative",
     "clipped_share_sd": "standard deviation of the noise in it",
 }
-"""Settings, and what the preparation released, for people who have not read the documentation."""
+"""Settings, and what a run released of itself, for people who have not read the documentation."""
 
 
 def account(state: Mapping[str, float]) -> str:
@@ -42,7 +39,7 @@ def account(state: Mapping[str, float]) -> str:
     )
 
 
-def recognised(report: "PrivacyReport") -> float | None:
+def recognised(report: Facts) -> float | None:
     """Bound on how often an attacker tells a replaced unit, at 5 % false alarms; None without a guarantee.
 
     For Gaussian releases alone it is the exact trade-off of the composition, otherwise that of (ε, δ).
@@ -61,7 +58,7 @@ def recognised(report: "PrivacyReport") -> float | None:
     return min(1.0, *bounds)
 
 
-def in_plain_words(report: "PrivacyReport") -> list[str]:
+def in_plain_words(report: Facts) -> list[str]:
     """Paragraphs for a reader who knows what the data are, and no differential privacy."""
     if not report.valid:
         return [_without_guarantee(report)]
@@ -94,7 +91,7 @@ def in_plain_words(report: "PrivacyReport") -> list[str]:
     ]
 
 
-def _without_guarantee(report: "PrivacyReport") -> str:
+def _without_guarantee(report: Facts) -> str:
     if report.post_processing:
         return (
             "These draws were computed from statistics that somebody released, and add nothing to "
@@ -108,7 +105,7 @@ def _without_guarantee(report: "PrivacyReport") -> str:
     )
 
 
-def covered(report: "PrivacyReport") -> list[str]:
+def covered(report: Facts) -> list[str]:
     """What the guarantee covers."""
     if not report.valid:
         return []
@@ -125,7 +122,7 @@ def covered(report: "PrivacyReport") -> list[str]:
     ]
 
 
-def not_covered(report: "PrivacyReport") -> list[str]:
+def not_covered(report: Facts) -> list[str]:
     """What it does not cover."""
     if not report.valid:
         return []
@@ -162,7 +159,7 @@ def not_covered(report: "PrivacyReport") -> list[str]:
     ]
 
 
-def _other_results(report: "PrivacyReport") -> str:
+def _other_results(report: Facts) -> str:
     text = (
         "Other results about the same people: each has its own cost, and the costs add up. The "
         "account of a data set is its ledger"
@@ -172,7 +169,7 @@ def _other_results(report: "PrivacyReport") -> str:
     return f"{text}, which says: {account(report.account)}."
 
 
-def how_to_check(report: "PrivacyReport") -> tuple[str, str]:
+def how_to_check(report: Facts) -> tuple[str, str]:
     """How to verify ε without this software: a paragraph, and a program or nothing."""
     if not report.valid:
         return "There is no guarantee to check.", ""
@@ -198,7 +195,7 @@ def how_to_check(report: "PrivacyReport") -> tuple[str, str]:
     )
 
 
-def _program(report: "PrivacyReport") -> str:
+def _program(report: Facts) -> str:
     gaussians = [e for e in report.releases if isinstance(e, Gaussian)]
     if len(gaussians) == len(report.releases):
         rows = [f"    ({e.noise_multiplier!r}, {e.count}),\n" for e in gaussians]

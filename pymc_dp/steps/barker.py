@@ -129,7 +129,7 @@ class DPBarker(PrivateStep):
             batch_size = calibrate_batch_size(
                 epsilon=self.run.epsilon,
                 delta=self.run.delta,
-                draws=self.run.chains * self.run.iterations,
+                tests=self.run.chains * self.run.iterations,
                 units=n,
                 variance=self._variance,
                 at_most=math.ceil(_ENOUGH * T * n),

@@ -27,7 +27,8 @@ from pymc.step_methods.state import dataclass_state
 from pymc.step_methods.step_sizes import StepSizeState
 
 from pymc_dp.checks import fraction
-from pymc_dp.likelihood.sufficient import Bounds, SufficientStatistics
+from pymc_dp.exponential_family.families import Bounds
+from pymc_dp.exponential_family.statistics import SufficientStatistics
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import Direction, KeptSum, direction

@@ -24,13 +24,13 @@ from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
 from pymc.step_methods.step_sizes import StepSizeState
 
-from pymc_dp.checks import fraction, positive
+from pymc_dp.checks import check_rate, fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian
 from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.subsampling import accounted_rate, check_rate
+from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.acceptance import NoisyRatio, penalty_transition, release_bound
 from pymc_dp.steps.host import PrivateStep, PrivateStepState

@@ -11,10 +11,10 @@ import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 
-from pymc_dp.checks import whole
+from pymc_dp.checks import check_delta, check_epsilon, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.privacy.accounting import check_delta, check_epsilon, spending_curve
+from pymc_dp.privacy.accounting import spending_curve
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import Guarantee
@@ -192,9 +192,7 @@ class Run:
 
     def _check_multiplier(self, name: str, z: Any) -> None:
         """Refuse a multiplier that is none, or that protects nothing."""
-        if not (isinstance(z, int | float) and math.isfinite(z) and z >= 0):
-            raise PrivacyConfigurationError(f"`{name}` must be a positive number. Found {z!r}.")
-        if z == 0 and self.noise.secure:
+        if positive(name, z, zero_allowed=True) == 0 and self.noise.secure:
             raise PrivacyConfigurationError(
                 f"`{name}=0` releases the data as they are. To debug without noise, "
                 "say so: add `noise=InsecureSeededNoise(seed)`; the result will carry no "
@@ -227,14 +225,14 @@ class Run:
         if self.epsilon is None:
             return float(given or 0.0)
         return calibrate_noise(
-            epsilon=self.epsilon, delta=self.delta, draws=self.chains * self.iterations,
+            epsilon=self.epsilon, delta=self.delta, releases=self.chains * self.iterations,
             sampling_rate=accounted_rate(sampling_rate),
         )  # fmt: skip
 
     def multiplier_of_one(self) -> float:
         """Noise multiplier of a single Gaussian release that costs the whole budget."""
         epsilon = math.inf if self.epsilon is None else self.epsilon
-        return calibrate_noise(epsilon=epsilon, delta=self.delta, draws=1)
+        return calibrate_noise(epsilon=epsilon, delta=self.delta, releases=1)
 
     def pays(self, *events: Event, once: tuple[Event, ...] = (), **what: Any) -> None:
         """Fix what the run releases, and so what it promises.

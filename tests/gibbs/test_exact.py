@@ -14,9 +14,8 @@ from pymc_dp.mechanisms import (
     DiscreteLaplaceMechanism,
     GaussianMechanism,
     LaplaceMechanism,
-    clamp,
-    record_sum,
 )
+from pymc_dp.mechanisms.statistics import clamp, record_sum
 
 QUICK = {"mode": "CVM"}  # numba takes half a minute to compile this model
 UNIT = np.linspace(0, 1, 4001)[1:-1]

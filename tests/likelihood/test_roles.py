@@ -572,6 +572,7 @@ def test_records_on_another_axis():
         observe(b, values=np.stack([y, y]))
 
     roles = find_roles(model_of(builder), unit=1)
+    assert find_roles(model_of(builder), unit=np.int64(1)).unit == roles.unit
     assert roles.n_records == N
     assert names_and_axes(roles) == {"Xt": 1, "Y": 1}
     assert roles.observed_axes == (1,)

@@ -11,10 +11,9 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pymc_dp.checks import check_delta, check_epsilon
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import (
-    check_delta,
-    check_epsilon,
     composed_epsilon,
     epsilon_that_fits,
     gaussian_delta,
@@ -323,7 +322,7 @@ def test_numpy_numbers_are_numbers():
 
 
 def run_of(epsilon, delta):
-    return Gaussian(calibrate_noise(epsilon=epsilon, delta=delta, draws=1))
+    return Gaussian(calibrate_noise(epsilon=epsilon, delta=delta, releases=1))
 
 
 @SWEEP

@@ -30,7 +30,7 @@ DELTA = 1e-6
 
 def plan(run="run", *, epsilon=0.4, chains=2, iterations=5):
     """A run that costs `epsilon`."""
-    z = calibrate_noise(epsilon=epsilon, delta=DELTA, draws=chains * iterations)
+    z = calibrate_noise(epsilon=epsilon, delta=DELTA, releases=chains * iterations)
     return RunPlan(run, f"Run {run}", (Gaussian(z),), chains, iterations)
 
 

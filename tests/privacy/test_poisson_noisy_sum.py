@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pymc_dp.checks import MIN_RATE
 from pymc_dp.exceptions import PrivacyBudgetExceeded, PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian
 from pymc_dp.privacy.noise import InsecureSeededNoise, SecureNoise
 from pymc_dp.privacy.noisy_sum import poisson_noisy_sum
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.subsampling import MIN_RATE, accounted_rate
+from pymc_dp.privacy.subsampling import accounted_rate
 
 Q, Z = 0.3, 1.5
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pymc_dp.checks import MIN_RATE, check_rate
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.noise import InsecureSeededNoise, SecureNoise
 from pymc_dp.privacy.noisy_sum import secret_words
 from pymc_dp.privacy.subsampling import (
-    MIN_RATE,
     accounted_rate,
-    check_rate,
     fixed_size_sample,
     poisson_sample,
 )

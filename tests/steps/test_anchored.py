@@ -413,7 +413,8 @@ def test_in_pymc():
     assert 7.9 < ledger.spent() <= 8.0
     assert idata.attrs["privacy_epsilon"] == 8.0
     assert float(idata.sample_stats["epsilon_spent"].max()) <= 8.0
-    assert "tilt" in idata.attrs["privacy_settings"]
+    assert "tilt" in idata.attrs["privacy_measured"]
+    assert "tilt" not in idata.attrs["privacy_settings"]
     # The noise is real here and cannot be seeded: how good draws are is for the tests above.
     assert np.isfinite(idata.posterior["mu"].values).all()
 
@@ -593,7 +594,7 @@ def test_pymcs_own_entry_builds_the_anchor_before_it_starts_processes(quiet):
     assert step.anchor is not None
     released = dp.release(raw)
     assert released.attrs["privacy_epsilon"] == 8.0
-    assert "tilt" in released.attrs["privacy_settings"]
+    assert "tilt" in released.attrs["privacy_measured"]
 
 
 def test_private_terms_do_not_travel():

@@ -220,7 +220,7 @@ def test_the_budget_buys_a_batch(logistic):
     b = event.batch_size
     assert event == BarkerBatch(2.0, b, n)
     assert 10 < b < n
-    assert b == calibrate_batch_size(epsilon=4.0, delta=1e-5, draws=draws, units=n)
+    assert b == calibrate_batch_size(epsilon=4.0, delta=1e-5, tests=draws, units=n)
     assert composed_epsilon(times([event], draws), 1e-5) <= 4.0
     assert composed_epsilon([BarkerBatch(2.0, b + 1, n, draws)], 1e-5) > 4.0
     assert step.guarantee.epsilon == 4.0

@@ -10,7 +10,7 @@ from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp.compat import CHAIN_START, groups_of, root_attrs
-from pymc_dp.likelihood.sufficient import SufficientStatistics
+from pymc_dp.exponential_family.statistics import SufficientStatistics
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum, direction

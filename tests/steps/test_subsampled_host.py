@@ -33,13 +33,13 @@ STEPS = {
     ),
     "barker": (dp.DPBarker, {"batch_size": 30}, {"tempering": 0.2}, BarkerBatch(2.0, 30, 120)),
     "sgld": (
-        dp.DPSGLD,
+        dp.comparators.DPSGLD,
         {"noise_multiplier": 2.0},
         {"batch_rate": 0.3},
         PoissonGaussian(2.0, accounted_rate(0.3)),
     ),
     "sgnht": (
-        dp.DPSGNHT,
+        dp.comparators.DPSGNHT,
         {"noise_multiplier": 2.0},
         {"batch_rate": 0.3, "diffusion": 1.5},
         PoissonGaussian(2.0, accounted_rate(0.3)),
@@ -319,7 +319,7 @@ def patch_releases(monkeypatch, leak=0.0):
         return made_up(terms_of(np.arange(batch_size)), permit, None, bound)
 
     monkeypatch.setattr("pymc_dp.steps.ratio.poisson_noisy_sum", poisson)
-    monkeypatch.setattr("pymc_dp.steps.sgmcmc.poisson_noisy_sum", poisson)
+    monkeypatch.setattr("pymc_dp.steps.comparators.poisson_noisy_sum", poisson)
     monkeypatch.setattr("pymc_dp.steps.barker.noisy_batch_mean", batch_mean)
 
 

@@ -35,16 +35,18 @@ from typing import Any, Unpack
 import numpy as np
 from pymc.step_methods.state import dataclass_state
 
-from pymc_dp.checks import fraction, positive
+from pymc_dp.checks import check_rate, fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian
 from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.subsampling import accounted_rate, check_rate
+from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records.questions import Gradient
 from pymc_dp.steps.host import PrivateStep, PrivateStepState
 from pymc_dp.steps.run import RunSettings
+
+__all__ = ["DPSGLD", "DPSGNHT"]
 
 _DEFAULT_BATCH = 1000
 # Per iteration: how far the mean moves towards the mode (SGLD), and the friction (SGNHT), for records
@@ -258,7 +260,7 @@ class DPSGNHT(_StochasticGradientStep):
 
     Notes
     -----
-    Releases, sensitivity and guarantee are those of :class:`~pymc_dp.DPSGLD`.
+    Releases, sensitivity and guarantee are those of :class:`~pymc_dp.comparators.DPSGLD`.
     """
 
     name = "dp_sgnht"

@@ -1,16 +1,19 @@
-"""Two-column tables as text and as HTML."""
+"""Tables as text and as HTML: labels in the first column, values in the others."""
 
 from collections.abc import Sequence
 from html import escape
 
-Rows = Sequence[tuple[str, str]]
+Rows = Sequence[tuple[str, ...]]
 
 
 def as_text(title: str, rows: Rows) -> str:
     """A title and aligned rows."""
-    width = max(len(label) for label, _ in rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [title, "-" * len(title)]
-    lines += [f"{label:<{width}}  {value}" for label, value in rows]
+    lines += [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     return "\n".join(lines)
 
 
@@ -18,7 +21,8 @@ def as_html(title: str, rows: Rows) -> str:
     """The same as an HTML table."""
     body = "".join(
         f'<tr><th style="text-align:left">{escape(label)}</th>'
-        f'<td style="text-align:left">{escape(value)}</td></tr>'
-        for label, value in rows
+        + "".join(f'<td style="text-align:left">{escape(cell)}</td>' for cell in cells)
+        + "</tr>"
+        for label, *cells in rows
     )
     return f"<table><caption><b>{escape(title)}</b></caption><tbody>{body}</tbody></table>"

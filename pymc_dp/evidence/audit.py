@@ -1,11 +1,11 @@
 """Audits: a lower bound on ε, from telling the outputs on two neighbouring data sets apart.
 
 A failed audit refutes a claim; a passed one proves nothing. What the bound is made of is in
-:mod:`pymc_dp.privacy.distinguishing`.
+:mod:`pymc_dp.evidence.bounds`.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,17 +15,17 @@ import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
 
-from pymc_dp.checks import fraction, whole
+from pymc_dp.checks import check_delta, check_epsilon, fraction, whole
+from pymc_dp.evidence.bounds import Bound, discriminant, lower_bound
+from pymc_dp.evidence.neighbours import check_neighbours, data_of, data_restored, replaced
+from pymc_dp.evidence.runs import numbers_of, runs_of
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, refuses_from_outside
-from pymc_dp.likelihood.roles import Roles, find_roles
-from pymc_dp.linalg import Vector
-from pymc_dp.privacy.accounting import check_delta, check_epsilon
-from pymc_dp.privacy.distinguishing import Bound, discriminant, lower_bound
+from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
+from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.steps.host import PrivateStep
-from pymc_dp.steps.repeats import numbers_of, runs_of
-from pymc_dp.tables import as_html, as_text
+from pymc_dp.linalg import Vector
 
 # Of the runs on each data set. The rest tests.
 _FIT, _CHOOSE = 0.25, 0.25
@@ -169,7 +169,7 @@ def audit(
         Probability of reporting no more than the true ε.
     statistic : callable, optional
         What to guess by: ``run -> number``, with everything released in ``draws``, ``stats``,
-        ``settings`` and ``stopped``; for a mechanism, ``output -> number``. Default: a quadratic discriminant of all of
+        ``settings``, ``measured`` and ``stopped``; for a mechanism, ``output -> number``. Default: a quadratic discriminant of all of
         it, fitted to a quarter of the runs.
     gaussian : bool
         For a mechanism: whether the claim is one of Gaussian differential privacy. Of a step it is
@@ -210,13 +210,13 @@ def audit(
     False
     """
     runs = whole("runs", runs, _LEAST_RUNS)
-    fraction("confidence", confidence)
+    confidence = fraction("confidence", confidence)
     for name in set(settings) & set(_REFUSED):
         raise PrivacyConfigurationError(
             f"`{name}` cannot be used in an audit: {_REFUSED[name]}. Leave it out."
         )
     if data is None and isinstance(subject, pm.Model):
-        data = _data_of(subject)
+        data = data_of(subject)
     if (neighbour is None) == (canary is None):
         raise PrivacyConfigurationError(
             "Give the second data set, either as `neighbour` or as the `canary` that replaces `record`."
@@ -290,8 +290,8 @@ def _audited_runs(
         return subject
 
     released: list[list[Any]] = []
-    with _data_restored(subject), _quiet():
-        _check_neighbours(
+    with data_restored(subject), _quiet():
+        check_neighbours(
             *(find_roles(model_of(one), plan.get("unit"), plan.get("public", ())) for one in pair)
         )
         for one in pair:
@@ -300,48 +300,6 @@ def _audited_runs(
     if all(run.stopped for some in released for run in some):
         raise PrivacyError(f"Every run stopped: {released[0][0].stopped}")
     return built.guarantee, released
-
-
-def _check_neighbours(first: Roles, second: Roles) -> None:
-    """Refuse data sets that no claim is about."""
-    pairs = [
-        (np.moveaxis(a.values, a.axis, 0), np.moveaxis(b.values, b.axis, 0))
-        for a, b in zip(first.record_data, second.record_data, strict=True)
-        if a.private
-    ]
-    if any(a.shape != b.shape for a, b in pairs):
-        raise PrivacyConfigurationError(
-            "The two data sets have different numbers of records or columns. Neighbours have the same, "
-            "and differ in one unit."
-        )
-    differ = np.any([(a != b).reshape(len(a), -1).any(axis=1) for a, b in pairs], axis=0)
-    codes = np.arange(len(differ)) if first.unit_of_record is None else first.unit_of_record
-    if (count := len(np.unique(codes[differ]))) != 1:
-        raise PrivacyConfigurationError(
-            f"The two data sets differ in {count} units. The claim is about replacing one."
-        )
-
-
-def replaced(data: Any, canary: Any, record: Any = 0) -> Any:
-    """`data`, an array or a mapping of arrays, with the rows `record` replaced by `canary`."""
-    if isinstance(data, Mapping):
-        unknown = sorted(set(canary) - set(data)) if isinstance(canary, Mapping) else [canary]
-        if unknown:
-            raise PrivacyConfigurationError(
-                f"`canary` is a mapping like the data, whose arrays are {sorted(data)}. Found "
-                f"{unknown}."
-            )
-        changed = {k: replaced(data[k], row, record) for k, row in canary.items()}
-        return {**data, **changed}
-    array, row = np.array(data), np.asarray(canary)
-    rows = array[record].shape
-    if row.shape != rows or row.dtype.kind not in "biuf" or np.any(row.astype(array.dtype) != row):
-        raise PrivacyConfigurationError(
-            f"`canary` replaces rows of shape {rows} and type {array.dtype}. Found shape {row.shape} "
-            f"and type {row.dtype}."
-        )
-    array[record] = row
-    return array
 
 
 def _as_vector(output: Any) -> Vector:
@@ -364,21 +322,6 @@ def _scores(x0: Vector, x1: Vector) -> tuple[tuple[Vector, Vector], float]:
     fit = int(_FIT * len(x0))
     score = discriminant(x0[:fit], x1[:fit])
     return (score(x0[fit:]), score(x1[fit:])), _CHOOSE / (1 - _FIT)
-
-
-def _data_of(model: pm.Model) -> dict[str, Any]:
-    return {v.name: v.get_value() for v in model.data_vars}
-
-
-@contextmanager
-def _data_restored(subject: Any) -> Iterator[None]:
-    """Leave a model with the data it came with."""
-    own = _data_of(subject) if isinstance(subject, pm.Model) else {}
-    try:
-        yield
-    finally:
-        if own:
-            pm.set_data(own, model=subject)
 
 
 @contextmanager

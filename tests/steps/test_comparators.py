@@ -15,10 +15,10 @@ from pymc_dp.privacy.events import Gaussian, PoissonGaussian, times
 from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
-from pymc_dp.steps.sgmcmc import langevin_update, thermostat_update
+from pymc_dp.steps.comparators import langevin_update, thermostat_update
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
-STEPS = [dp.DPSGLD, dp.DPSGNHT]
+STEPS = [dp.comparators.DPSGLD, dp.comparators.DPSGNHT]
 
 # -- the updates, on a quadratic ----------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ def test_sgld_has_the_mean_of_the_posterior_and_the_variance_of_its_recursion():
     mean, precision = posterior(T)
     eta = 0.6 / precision
     z = 0.7 * 2 / math.sqrt(eta) * q / T / 12  # half of η is privacy noise
-    step = built(dp.DPSGLD, step_size=eta, noise_multiplier=z)
+    step = built(dp.comparators.DPSGLD, step_size=eta, noise_multiplier=z)
     assert eta * step._sigma**2 / 4 == pytest.approx(0.49)
     path = chain(step, iterations, mean, keep=20)
     sampling = eta**2 / 4 * T**2 * (1 - q) / q
@@ -193,7 +193,9 @@ def test_sgld_has_the_mean_of_the_posterior_and_the_variance_of_its_recursion():
 @pytest.mark.chain
 def test_sgld_with_small_steps_and_all_units_comes_near_the_posterior():
     mean, precision = posterior(0.25)
-    step = built(dp.DPSGLD, step_size=0.3 / precision, batch_rate=1.0, noise_multiplier=0.1)
+    step = built(
+        dp.comparators.DPSGLD, step_size=0.3 / precision, batch_rate=1.0, noise_multiplier=0.1
+    )
     path = chain(step, 4000, mean, keep=20)
     correlation = 1 - 0.15
     ess = len(path) * (1 - correlation) / (1 + correlation)
@@ -210,7 +212,12 @@ def test_sgnht_absorbs_the_noise_of_samples():
     q = 0.05
     h = 0.15 / math.sqrt(precision)
     step = built(
-        dp.DPSGNHT, step_size=h, batch_rate=q, noise_multiplier=0.2, diffusion=2.0, draws=7000
+        dp.comparators.DPSGNHT,
+        step_size=h,
+        batch_rate=q,
+        noise_multiplier=0.2,
+        diffusion=2.0,
+        draws=7000,
     )
     path = chain(step, 7000, mean, keep=500)
     ess = float(np.asarray(az.ess(path.reshape(2, -1))))
@@ -234,7 +241,7 @@ def test_the_friction_adapts_on_a_narrow_posterior():
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, 1, observed=pm.Data("Y", data))
     step = built(
-        dp.DPSGNHT, model, batch_rate=q, noise_multiplier=0.01, tempering=1.0,
+        dp.comparators.DPSGNHT, model, batch_rate=q, noise_multiplier=0.01, tempering=1.0,
         step_size=0.1 / math.sqrt(n),
     )  # fmt: skip
     error = step._step_size * math.sqrt(n * (1 - q) / q)
@@ -259,7 +266,7 @@ def test_events_and_cost(step_type, logistic):
     assert whole.events == (Gaussian(0.5),)
 
 
-@pytest.mark.parametrize("step_type", [dp.DPSGLD])
+@pytest.mark.parametrize("step_type", [dp.comparators.DPSGLD])
 def test_the_budget_is_kept(step_type, logistic):
     step = step_type(
         epsilon=1.0, delta=1e-4, batch_rate=0.1, chains=1, draws=3, model=logistic(), **FAST
@@ -312,7 +319,9 @@ def test_moves_out_of_the_support_stay_and_later_ones_may_move(step_type):
 
 
 def test_a_new_momentum_after_a_move_that_stayed():
-    step = built(dp.DPSGNHT, bounded_model(), step_size=0.3, noise_multiplier=0.0, batch_rate=1.0)
+    step = built(
+        dp.comparators.DPSGNHT, bounded_model(), step_size=0.3, noise_multiplier=0.0, batch_rate=1.0
+    )
     point = {"p": np.array(0.5)}
     step.momentum = np.array([1e3])
     point, (stats,) = step.step(point)
@@ -323,7 +332,13 @@ def test_a_new_momentum_after_a_move_that_stayed():
 @pytest.mark.parametrize("step_size", [1e3, 1e155, 1e300])
 def test_a_move_that_overflows_does_not_spoil_the_thermostat(step_size, logistic, recwarn):
     """One impossible move must not leave a friction that freezes the chain for good."""
-    step = built(dp.DPSGNHT, logistic(), step_size=step_size, noise_multiplier=0.0, batch_rate=1.0)
+    step = built(
+        dp.comparators.DPSGNHT,
+        logistic(),
+        step_size=step_size,
+        noise_multiplier=0.0,
+        batch_rate=1.0,
+    )
     recwarn.clear()
     point = step.model.initial_point()
     for _ in range(5):
@@ -335,7 +350,7 @@ def test_a_move_that_overflows_does_not_spoil_the_thermostat(step_size, logistic
 
 @pytest.mark.parametrize("step_size", [1e155, 1e300])
 def test_langevin_moves_that_overflow_stay(step_size, logistic, recwarn):
-    step = built(dp.DPSGLD, logistic(), step_size=step_size, noise_multiplier=0.0)
+    step = built(dp.comparators.DPSGLD, logistic(), step_size=step_size, noise_multiplier=0.0)
     recwarn.clear()
     point = start = step.model.initial_point()
     for _ in range(5):
@@ -366,7 +381,7 @@ def test_default_step_size_leaves_room_for_the_error_of_samples(step_type, n):
     )
     q, step_size = step._rate, step._step_size
     error = math.sqrt(n * (1 - q) / q)
-    if step_type is dp.DPSGLD:
+    if step_type is dp.comparators.DPSGLD:
         assert (step_size / 2 * error) ** 2 < 1.01 * step_size
     else:
         assert step_size * error < 1.01
@@ -377,11 +392,15 @@ def test_langevin_refuses_a_step_that_the_privacy_noise_overfills(logistic):
     settings = {"noise_multiplier": 2.0, "batch_rate": 0.5, "gradient_clip": 1.0}
     sigma = 2 * noise_sd(1.0, 2.0)
     limit = 4 / sigma**2
-    step = dp.DPSGLD(chains=1, draws=1, step_size=limit * 0.999, model=model, **settings, **FAST)
+    step = dp.comparators.DPSGLD(
+        chains=1, draws=1, step_size=limit * 0.999, model=model, **settings, **FAST
+    )
     assert step._step_size * step._sigma**2 < 4
     with pytest.raises(dp.PrivacyConfigurationError, match="`step_size`"):
-        dp.DPSGLD(chains=1, draws=1, step_size=limit * 1.001, model=model, **settings, **FAST)
-    default = dp.DPSGLD(chains=1, draws=1, model=model, **settings, **FAST)
+        dp.comparators.DPSGLD(
+            chains=1, draws=1, step_size=limit * 1.001, model=model, **settings, **FAST
+        )
+    default = dp.comparators.DPSGLD(chains=1, draws=1, model=model, **settings, **FAST)
     assert default._step_size * default._sigma**2 <= 2 * (1 + 1e-12)
 
 
@@ -424,7 +443,7 @@ def test_bad_settings_are_refused_by_name(step_type, bad, logistic):
 @pytest.mark.parametrize("diffusion", [0.0, -1.0, math.nan, "1"])
 def test_bad_diffusion(diffusion, logistic):
     with pytest.raises(dp.PrivacyConfigurationError, match="`diffusion`"):
-        dp.DPSGNHT(
+        dp.comparators.DPSGNHT(
             noise_multiplier=1.0, diffusion=diffusion, chains=1, draws=5, model=logistic(), **FAST
         )
 
@@ -438,7 +457,9 @@ def test_unknown_keywords_are_refused(step_type, logistic):
 def test_momentum_and_friction_are_part_of_the_state(logistic):
     """state → another process' copy → continue: the draws of an uninterrupted run."""
     model = logistic()
-    whole, first = (built(dp.DPSGNHT, model, step_size=0.05, draws=12) for _ in range(2))
+    whole, first = (
+        built(dp.comparators.DPSGNHT, model, step_size=0.05, draws=12) for _ in range(2)
+    )
 
     def iterate(step, point, times):
         path = []
@@ -461,7 +482,7 @@ def test_momentum_and_friction_are_part_of_the_state(logistic):
 
 def test_every_chain_begins_with_a_momentum_of_its_own(logistic, quiet):
     model = logistic()
-    step = built(dp.DPSGNHT, model, draws=3, chains=2)
+    step = built(dp.comparators.DPSGNHT, model, draws=3, chains=2)
     momenta = []
     start = step._start_chain
     step._start_chain = lambda: (start(), momenta.append(step.momentum))
@@ -470,7 +491,9 @@ def test_every_chain_begins_with_a_momentum_of_its_own(logistic, quiet):
     assert not np.array_equal(*momenta)
 
 
-@pytest.mark.parametrize("step_type", [dp.DPPenalty, dp.DPBarker, dp.DPSGLD, dp.DPSGNHT])
+@pytest.mark.parametrize(
+    "step_type", [dp.DPPenalty, dp.DPBarker, dp.comparators.DPSGLD, dp.comparators.DPSGNHT]
+)
 def test_docstrings_are_filled_in(step_type):
     assert "{_" not in step_type.__doc__
     assert "{{" not in step_type.__doc__

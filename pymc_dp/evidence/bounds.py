@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtri
 
+from pymc_dp.checks import check_delta, fraction
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.privacy.accounting import check_delta, gaussian_epsilon
+from pymc_dp.privacy.accounting import gaussian_epsilon
 
 Vector = NDArray[np.float64]
 
@@ -85,10 +86,9 @@ def lower_bound(
     Both error rates get a one-sided Clopper-Pearson bound, each at half of 1 − `confidence`, so that
     they hold together; both directions of the definition need the same two.
     """
-    check_delta(delta)
-    _check_fraction("confidence", confidence)
-    _check_fraction("choose", choose)
-    alpha = 1 - confidence
+    delta = check_delta(delta)
+    alpha = 1 - fraction("confidence", confidence)
+    choose = fraction("choose", choose)
     x0, x1 = _checked_scores(scores0), _checked_scores(scores1)
     k0, k1 = (max(1, int(choose * len(x))) for x in (x0, x1))
     shown = partial(_shown, delta=delta, alpha=alpha, gaussian=gaussian)
@@ -109,11 +109,6 @@ def lower_bound(
     found = max(0.0, float(shown(np.array([false]), n0, np.array([true]), n1)[0]))
     epsilon = float(gaussian_epsilon(found, delta)) if gaussian else found
     return Bound(epsilon, false / n0, true / n1)
-
-
-def _check_fraction(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise PrivacyConfigurationError(f"`{name}` must lie between 0 and 1. Found {value!r}.")
 
 
 def _checked_scores(scores: ArrayLike) -> Vector:

@@ -1,9 +1,6 @@
-"""What ε buys for a model, found out on made-up data."""
+"""A copy of a model that observes made-up data, and none of its own."""
 
-import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,149 +11,9 @@ from pymc.distributions.simulator import SimulatorRV
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 
-from pymc_dp.compat import ancestors, summary
-from pymc_dp.exceptions import (
-    PrivacyConfigurationError,
-    PrivacyError,
-    UnsupportedModelError,
-)
-from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.compat import ancestors
+from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.likelihood.nodes import all_data_nodes, data_nodes, shapes_of_data
-from pymc_dp.mmd import stacked
-from pymc_dp.privacy.noise import InsecureSeededNoise
-from pymc_dp.sampling import sample
-from pymc_dp.steps.host import PrivateStep
-from pymc_dp.steps.run import check_finite_epsilon
-
-_OWN = ("epsilon", "ledger", "noise", "noise_multiplier")
-_REFERENCE = {"draws": 1000, "tune": 1000, "chains": 2}
-_INTERVAL = (0.05, 0.95)
-
-
-@dataclass(frozen=True)
-class Tradeoff:
-    """Private posteriors of made-up data beside the one that needs no privacy.
-
-    Parameters
-    ----------
-    epsilons : tuple of float
-        ε of each private run, increasing.
-    labels : tuple of str
-        Names of the parameters.
-    mean, low, high : ndarray of shape (runs + 1, parameters)
-        Posterior mean and ends of the 90 % interval, in posterior standard deviations from the mean
-        of the non-private posterior. The last row is the non-private posterior itself; a run that the
-        step gave up is NaN.
-    r_hat : ndarray of shape (runs, parameters)
-        Of the private runs.
-    """
-
-    epsilons: tuple[float, ...]
-    labels: tuple[str, ...]
-    mean: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    r_hat: NDArray[np.float64]
-
-
-def tradeoff(
-    model: pm.Model,
-    *,
-    epsilons: Sequence[float],
-    data: Mapping[str, ArrayLike],
-    truth: Mapping[str, ArrayLike],
-    var_names: Sequence[str] | None,
-    step: type[PrivateStep] | None,
-    draws: int,
-    tune: int,
-    chains: int,
-    random_seed: int,
-    public: Sequence[str],
-    **keywords: Any,
-) -> Tradeoff:
-    """Sample made-up data at each ε and without privacy; see :func:`pymc_dp.plot_tradeoff`."""
-    for name in _OWN:
-        if name in keywords:
-            raise TypeError(
-                f"`{name}` has no place here: each of `epsilons` is tried on made-up data, with "
-                "reproducible noise, and nothing is charged to any budget."
-            )
-    for epsilon in epsilons:
-        check_finite_epsilon(epsilon)
-    epsilons = sorted({float(e) for e in epsilons})
-    if not epsilons:
-        raise PrivacyConfigurationError("`epsilons` is empty. Give at least one.")
-    names = [rv.name for rv in model.free_RVs] if var_names is None else list(var_names)
-    compile_kwargs = keywords.get("compile_kwargs")
-    settings: dict[str, Any] = {
-        "random_seed": random_seed,
-        "cores": 1,
-        "progressbar": False,
-        "compute_convergence_checks": False,
-    }
-    with _silence():
-        fake = with_made_up_data(
-            model, data=data, truth=truth, public=public, seed=random_seed,
-            compile_kwargs=compile_kwargs,
-        )  # fmt: skip
-        of_model = {
-            k: keywords.pop(k) for k in ("unit", "chunk_size", "compile_kwargs") if k in keywords
-        }
-        compiled = compile_model(fake, public=public, **of_model)
-        runs: list[Any] = []
-        for epsilon in epsilons:
-            try:
-                run = sample(
-                    draws,
-                    tune=tune,
-                    chains=chains,
-                    epsilon=epsilon,
-                    step=step,
-                    model=compiled,
-                    noise=InsecureSeededNoise(random_seed),
-                    **{**settings, **keywords},
-                )
-            except (UnsupportedModelError, PrivacyConfigurationError):
-                raise
-            except PrivacyError:  # this budget is too small for this step
-                if epsilon == epsilons[-1] and all(r is None for r in runs):
-                    raise
-                run = None
-            runs.append(run)
-        reference = {"compile_kwargs": compile_kwargs} if compile_kwargs else {}
-        exact = stacked(pm.sample(**_REFERENCE, **settings, **reference, model=fake), names)
-
-    center, spread = exact.mean(axis=0), exact.std(axis=0)
-    nothing = np.full((1, len(center)), np.nan)
-    posteriors = [*(nothing if run is None else stacked(run, names) for run in runs), exact]
-    relative = [(posterior - center) / spread for posterior in posteriors]
-    with np.errstate(all="ignore"):  # chains that stood still
-        tables = [None if run is None else summary(run, var_names=names) for run in runs]
-    r_hat = [nothing[0] if t is None else t["r_hat"].to_numpy(float) for t in tables]
-    low, high = np.swapaxes([np.quantile(r, _INTERVAL, axis=0) for r in relative], 0, 1)
-    return Tradeoff(
-        epsilons=tuple(epsilons),
-        labels=next(tuple(map(str, t.index)) for t in tables if t is not None),
-        mean=np.array([r.mean(axis=0) for r in relative]),
-        low=low,
-        high=high,
-        r_hat=np.array(r_hat),
-    )
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep PyMC's and our own reports of runs that nobody is to take for real ones off the log."""
-    log = logging.getLogger("pymc")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-# -- made-up data -----------------------------------------------------------------------------------
 
 
 def with_made_up_data(

@@ -8,7 +8,7 @@ import copy
 import math
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,22 +35,24 @@ class Run(NamedTuple):
         Points in unconstrained space, tuning included. NaN if the run stopped before.
     stats : dict
         Sampler statistics that vary, each of shape (iterations, ...).
-    settings : dict
-        Settings in the metadata; some are measured.
+    settings, measured : dict
+        Of the metadata.
     stopped : str
         The message of a run that a step gave up; a message is an output too.
     """
 
     draws: Vector
     stats: dict[str, Vector]
-    settings: dict[str, float | str]
+    settings: Mapping[str, float | str]
+    measured: Mapping[str, float | str]
     stopped: str = ""
 
     @property
     def numbers(self) -> Vector:
         """All of it in one vector; texts are left out."""
-        settings: list[Any] = [v for v in self.settings.values() if isinstance(v, int | float)]
-        parts = [self.draws, *self.stats.values(), np.array(settings, dtype=np.float64)]
+        metadata: list[Any] = [*self.settings.values(), *self.measured.values()]
+        numbers = [value for value in metadata if isinstance(value, int | float)]
+        parts = [self.draws, *self.stats.values(), np.array(numbers, dtype=np.float64)]
         return np.concatenate([part.ravel() for part in parts])
 
 
@@ -124,7 +126,7 @@ def _run(step: PrivateStep, start: dict[str, Any], seed: int) -> Run:
         draws.append(np.concatenate([np.ravel(point[v.name]) for v in step.vars]))
         stats.append({k: np.asarray(v, np.float64) for k, v in stat.items() if k not in _CONSTANT})
     columns = {name: np.array([stat[name] for stat in stats]) for name in stats[0]}
-    return Run(np.array(draws), columns, {**step.guarantee.settings, **step.guarantee.measured})
+    return Run(np.array(draws), columns, step.guarantee.settings, step.guarantee.measured)
 
 
 def _stopped(step: PrivateStep, start: dict[str, Any], message: str) -> Run:
@@ -134,7 +136,8 @@ def _stopped(step: PrivateStep, start: dict[str, Any], message: str) -> Run:
     return Run(
         np.outer(missing, np.ones(d)),
         stats,
-        {**step.guarantee.settings, **step.guarantee.measured},
+        step.guarantee.settings,
+        step.guarantee.measured,
         message,
     )
 

@@ -4,12 +4,14 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.random.basic import PoissonRV
 
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
-from pymc_dp.likelihood import sufficient
+from pymc_dp.exponential_family import families, statistics
+from pymc_dp.exponential_family.families import Categories, Range
+from pymc_dp.exponential_family.statistics import SufficientStatistics
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.roles import find_roles
-from pymc_dp.likelihood.sufficient import Categories, Range, SufficientStatistics
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum, direction
 from pymc_dp.privacy.noise import InsecureSeededNoise
@@ -205,7 +207,7 @@ def test_values_outside_the_range_count_as_its_ends():
 
 def test_statistics_come_in_chunks(monkeypatch):
     whole = np.concatenate(list(made(*FAMILIES["several_items"])[2].of_records()))
-    monkeypatch.setattr(sufficient, "_CHUNK", 7)
+    monkeypatch.setattr(statistics, "_CHUNK", 7)
     parts = list(made(*FAMILIES["several_items"])[2].of_records())
     assert len(parts) == 6
     np.testing.assert_array_equal(np.concatenate(parts), whole)
@@ -306,12 +308,12 @@ def test_a_range_that_does_not_fit_is_refused(name, bounds, found):
 
 def test_a_wrong_family_is_noticed_before_anything_is_read(monkeypatch):
     """The comparison with the model's own log-likelihood, on made-up values."""
-    right, *support = sufficient._UNBOUNDED[sufficient.random.PoissonRV]
+    right, *support = families.WITH_RANGE[PoissonRV]
 
     def wrong(within, mu):
         return right(within, mu)._replace(log_partition=right(within, mu).log_partition * 1.001)
 
-    monkeypatch.setitem(sufficient._UNBOUNDED, sufficient.random.PoissonRV, (wrong, *support))
+    monkeypatch.setitem(families.WITH_RANGE, PoissonRV, (wrong, *support))
     model, roles, family = made(*FAMILIES["poisson"])
     with pytest.raises(UnsupportedModelError, match="not that of the exponential family"):
         family.check(likelihood_of(model, roles, compile_kwargs=FAST))

@@ -9,8 +9,8 @@ from pymc_dp.privacy.events import times
 from pymc_dp.privacy.guarantee import RELATION, Guarantee, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noisy_sum import acceptance_at_equal_density
+from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.steps.host import PrivateStep
-from pymc_dp.tables import as_html, as_text
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Likelihoods that depend on the records through sums of statistics alone."""

@@ -1,0 +1,71 @@
+"""Variables that no private step can sample."""
+
+import pymc as pm
+from pymc.data import MinibatchIndexRV, MinibatchOp
+from pymc.distributions.distribution import PartialObservedRV
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+
+from pymc_dp.compat import ancestors
+from pymc_dp.exceptions import UnsupportedModelError
+
+# Below this many records, an axis of that length is as likely a coincidence as a latent variable
+# per record.
+_LATENT_MIN_RECORDS = 100
+
+
+def refuse_unsupported_variables(model: pm.Model) -> None:
+    """Refuse variables that cannot be split into records, or moved in continuous space."""
+    if not model.free_RVs:
+        raise UnsupportedModelError("The model has no free variables: there is nothing to sample.")
+    if not model.observed_RVs:
+        raise UnsupportedModelError(
+            "The model has no observed variables. A likelihood given as a `pm.Potential` cannot be "
+            "split into records: write it as a distribution with `observed=...`, or as a "
+            "`pm.CustomDist` with `logp=...`."
+        )
+    names = {rv.name for rv in model.observed_RVs}
+    for rv in (*model.free_RVs, *model.observed_RVs):
+        # PyMC splits "y" into "y_observed" and "y_unobserved".
+        half = rv.name.removesuffix("_unobserved") + "_observed"
+        if isinstance(rv.owner.op, PartialObservedRV) or (half != rv.name and half in names):
+            raise UnsupportedModelError(
+                f"{rv.name.removesuffix('_unobserved').removesuffix('_observed')!r} has missing values, which PyMC "
+                "imputes as free variables, one per record. Drop the incomplete records, or model "
+                "the missingness with a public rule."
+            )
+        if isinstance(rv.owner.op, MinibatchRandomVariable):
+            raise UnsupportedModelError(
+                f"{rv.name!r} has a `total_size`: its log-likelihood is scaled up from a "
+                "minibatch. Remove `total_size` and give the whole data; chunking keeps memory "
+                "bounded."
+            )
+    for var in ancestors([*model.observed_RVs, *map(model.rvs_to_values.get, model.observed_RVs)]):
+        if var.owner is not None and isinstance(var.owner.op, MinibatchIndexRV | MinibatchOp):
+            raise UnsupportedModelError(
+                "The model reads its data through `pm.Minibatch`. Give the whole arrays, as "
+                "`pm.Data`; chunking keeps memory bounded."
+            )
+    discrete = [v.name for v in model.discrete_value_vars]
+    if discrete:
+        raise UnsupportedModelError(
+            f"The free variables {discrete} are discrete; private steps move in continuous space. "
+            "Sum them out of the likelihood (`pm.Mixture`, or marginalisation in pymc-extras)."
+        )
+
+
+def refuse_latents_per_record(
+    model: pm.Model, n: int, n_units: int, record_dims: frozenset[str]
+) -> None:
+    """Refuse free variables that would tell of each record."""
+    start = model.initial_point(0)
+    for rv in model.free_RVs:
+        dims = model.named_vars_to_dims.get(rv.name, ())
+        shape = start[model.rvs_to_values[rv].name].shape
+        if record_dims & set(dims) or any(
+            size >= _LATENT_MIN_RECORDS and size in (n, n_units) for size in shape
+        ):
+            raise UnsupportedModelError(
+                f"The free variable {rv.name!r} has one value per record or unit. A draw of it is "
+                "a release about each person, and the noise would drown it: integrate it out of "
+                "the likelihood, or let groups of records share it."
+            )
