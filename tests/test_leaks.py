@@ -54,16 +54,15 @@ def test_chains_in_processes_depend_on_data_through_releases_alone(
 ):
     """Two unrelated data sets, the same released numbers: the same output, to the last bit."""
 
-    def released(terms, *, dimension=None, bound, noise_multiplier, permit, noise):
-        for _ in terms:  # the real data are read, as always, but do not enter the release
+    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise):
+        for _ in parts:  # the real data are read, as always, but do not enter the release
             pass
         _, iteration, index = permit.take(Gaussian(noise_multiplier))
         # Not of the slot: which of two parallel chains claims the first one is a race.
         key = [int(np.float64(bound).view(np.int64)), iteration, index]
         return bound * np.random.default_rng(key).normal(size=dimension)
 
-    monkeypatch.setattr("pymc_dp.steps.ratio.noisy_sum", released)
-    monkeypatch.setattr("pymc_dp.steps.hmc.noisy_sum", released)
+    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", released)
 
     def run(seed):
         model = model_of(*records(seed))
@@ -113,7 +112,7 @@ def assert_same(first, second):
         assert first[key] == second[key], key
 
 
-RELEASES = ("noisy_sum", "poisson_noisy_sum", "noisy_batch_mean", "noisy_counts")
+RELEASES = ("noisy_total", "poisson_noisy_total", "noisy_batch_mean", "noisy_counts")
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ def test_without_second_derivatives_it_is_hmc(quiet, caplog, monkeypatch):
     def refuse(*arguments, **keywords):
         raise dp.UnsupportedModelError("no second derivatives.")
 
-    monkeypatch.setattr("pymc_dp.steps.anchored.Expansion", refuse)
+    monkeypatch.setattr("pymc_dp.likelihood.compiled.UnitHessians", refuse)
     with pm.Model():
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, 1, observed=pm.Data("Y", np.random.default_rng(0).normal(size=300)))

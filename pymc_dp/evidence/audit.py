@@ -21,11 +21,11 @@ from pymc_dp.evidence.neighbours import check_neighbours, data_of, data_restored
 from pymc_dp.evidence.runs import numbers_of, runs_of
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, refuses_from_outside
 from pymc_dp.likelihood.roles import find_roles
+from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.steps.host import PrivateStep
-from pymc_dp.linalg import Vector
 
 # Of the runs on each data set. The rest tests.
 _FIT, _CHOOSE = 0.25, 0.25

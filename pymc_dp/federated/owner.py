@@ -13,7 +13,7 @@ import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
 
-from pymc_dp.checks import fraction, whole
+from pymc_dp.checks import check_delta, check_epsilon, fraction, whole
 from pymc_dp.exceptions import (
     PrivacyBudgetExceeded,
     PrivacyConfigurationError,
@@ -33,7 +33,6 @@ from pymc_dp.federated.agreement import (
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.linalg import Vector
-from pymc_dp.checks import check_delta, check_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian

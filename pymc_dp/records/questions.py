@@ -1,19 +1,32 @@
 """What algorithms ask of the records: a term for every unit, to be clipped and summed, or to be counted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.linalg import as_vectors
 
-if TYPE_CHECKING:
-    from pymc_dp.records.sums import LocalRecords
-
 Vector = NDArray[np.float64]
 Units = NDArray[np.int64]
+
+
+class UnitTerms(Protocol):
+    """What a question can compute with, where the records are. Private."""
+
+    def log_likelihoods(self, points: Sequence[Vector], units: Units | None = None) -> list[Vector]:
+        r""":math:`\ell_i` at some points, each of shape (units,). Not to be changed in place."""
+        ...
+
+    def gradients(self, theta: Vector, units: Units | None = None) -> Iterator[Vector]:
+        r"""Chunks of :math:`\nabla\ell_i`, shape (units, d)."""
+        ...
+
+    def hessians(self, theta: Vector) -> Iterable[Vector]:
+        r"""Chunks of :math:`\nabla^2\ell_i`, shape (units, d, d). Not to be changed in place."""
+        ...
 
 
 class Question(Protocol):
@@ -27,7 +40,8 @@ class Question(Protocol):
         """Length of a unit's vector; None if it is a number."""
         ...
 
-    def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:
+    # Any: a question may want more of them than most do.
+    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
         """Chunks of the units' terms, shape (units,) or (units, dimension), in the units' order.
 
         Private, and may overflow: to be drawn from :func:`in silence
@@ -50,7 +64,7 @@ class LogLikelihoodRatio:
     proposal: Vector
     dimension = None
 
-    def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Question`."""
         now, new = records.log_likelihoods([self.theta, self.proposal], units)
         yield new - now
@@ -78,7 +92,7 @@ class Gradient:
         """D."""
         return len(self.theta)
 
-    def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Question`."""
         for chunk in records.gradients(self.theta, units):
             yield chunk if self.W is None else chunk @ (self.tempering * self.W)
@@ -103,7 +117,7 @@ class Hessian:
         """D (d + 1) / 2."""
         return len(self.theta) * (len(self.theta) + 1) // 2
 
-    def terms(self, records: "LocalRecords", units: Units | None = None) -> Iterator[Vector]:
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Question`."""
         if units is not None:
             raise NotImplementedError("Hessians are computed of all units.")

@@ -145,17 +145,17 @@ class LocalRecords:
     # -- terms, for questions -----------------------------------------------------------------------
 
     def log_likelihoods(self, points: Sequence[Vector], units: Units | None = None) -> list[Vector]:
-        r""":math:`\ell_i` at some points, each of shape (units,). Not to be changed in place."""
+        """See :class:`~pymc_dp.records.questions.UnitTerms`."""
         if units is not None:
             return [self.likelihood.of_units(point, units) for point in points]
         return self._last(self.likelihood, points)
 
     def gradients(self, theta: Vector, units: Units | None = None) -> Iterator[Vector]:
-        r"""Chunks of :math:`\nabla\ell_i`, shape (units, d)."""
+        """See :class:`~pymc_dp.records.questions.UnitTerms`."""
         return _asked(self._gradients)(theta, units)
 
     def hessians(self, theta: Vector) -> Iterable[Vector]:
-        r"""Chunks of :math:`\nabla^2\ell_i`, shape (units, d, d). Not to be changed in place."""
+        """See :class:`~pymc_dp.records.questions.UnitTerms`."""
         if not self.keeps_hessians:
             return _asked(self._hessians)(theta)
         if self._latest is None or not np.array_equal(self._latest[0], theta):

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_dp._version import __version__
 from pymc_dp.exceptions import PrivacyError, ShardError
 from pymc_dp.likelihood.roles import refuse_non_finite
-from pymc_dp.likelihood.unit import numbered
 from pymc_dp.likelihood.separability import check_records
+from pymc_dp.likelihood.unit import numbered
 from pymc_dp.records.questions import Vector
 from pymc_dp.records.sums import LocalRecords
 

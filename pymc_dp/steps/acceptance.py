@@ -122,6 +122,12 @@ def release_bound(bound: float, tempering: float, rate: float) -> float:
     return x + (1 - rate) / 2 * x * x
 
 
+def penalised(ratios: Vector, bound: float, tempering: float, rate: float) -> Vector:
+    """Values of h of :class:`NoisyRatio` at clipped ratios. NaN stays, and adds nothing to a sum."""
+    x = tempering / rate * np.clip(ratios, -bound, bound)
+    return x - (1 - rate) / 2 * x * x
+
+
 @dataclass(frozen=True, eq=False)
 class PenalisedRatio:
     r""":math:`h(r_i)` of :class:`NoisyRatio`, for samples of the units.
@@ -140,10 +146,9 @@ class PenalisedRatio:
     dimension = None
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.Question`. NaN stays, and adds nothing to a sum."""
+        """See :class:`~pymc_dp.records.questions.Question`."""
         for ratios in self.ratio.terms(records, units):
-            x = self.tempering / self.rate * np.clip(ratios, -self.bound, self.bound)
-            yield x - (1 - self.rate) / 2 * x * x
+            yield penalised(ratios, self.bound, self.tempering, self.rate)
 
 
 class NoisyRatio:

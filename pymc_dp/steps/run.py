@@ -5,7 +5,7 @@ import math
 import secrets
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Required, TypedDict
+from typing import Any, Required, TypedDict
 
 import numpy as np
 import pymc as pm
@@ -23,9 +23,6 @@ from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_multiplier
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
-
-if TYPE_CHECKING:
-    from pymc_dp.steps.host import PrivateStep
 
 
 class RunSettings(TypedDict, total=False):
@@ -297,10 +294,10 @@ def check_finite_epsilon(epsilon: float) -> None:
 # `pm.sample` offers no way to attach a promise to its result, so a draw carries the run's public
 # number, and `release` finds here what the run promised.
 _guarantees: dict[int, Guarantee] = {}
-_steps: "weakref.WeakValueDictionary[int, PrivateStep]" = weakref.WeakValueDictionary()
+_steps: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
-def remember(step: "PrivateStep") -> None:
+def remember(step: Any) -> None:
     """Keep what a run promises, until its result is released."""
     _guarantees[step.run.run_id] = step.run.guarantee
     _steps[step.run.run_id] = step
@@ -311,6 +308,6 @@ def guarantee_of_run(run_id: int) -> Guarantee | None:
     return _guarantees.get(run_id)
 
 
-def step_of_run(run_id: int) -> "PrivateStep | None":
-    """The step of a run, while it lives in this process."""
+def step_of_run(run_id: int) -> Any:
+    """The step of a run while it lives in this process, or None."""
     return _steps.get(run_id)

@@ -11,9 +11,9 @@ import pytest
 from scipy import integrate
 
 import pymc_dp as dp
-from pymc_dp.anchor import model
 from pymc_dp.anchor.build import build_anchor
-from pymc_dp.anchor.model import Anchor, Expansion, Residuals
+from pymc_dp.anchor.model import Anchor
+from pymc_dp.anchor.residuals import Expansion, Residuals
 from pymc_dp.anchor.search import NewtonSearch
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
@@ -23,7 +23,10 @@ from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
-from pymc_dp.steps import base
+from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.questions import Gradient, Hessian
+from pymc_dp.records.sums import LocalRecords
+from pymc_dp.steps import run
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.penalty import penalty_test
 
@@ -44,17 +47,23 @@ def log_posterior(theta):
     return len(Y) * theta - Y.sum() * np.exp(theta) - theta**2 / 8
 
 
-def expansion_of(model):
-    return Expansion(dp.compile(model, compile_kwargs=FAST))
+def records_of(model):
+    return LocalRecords(dp.compile(model, compile_kwargs=FAST), 2)
+
+
+def measured(model, purse, noise):
+    return PaidMeasurements(Curator(records_of(model), noise), purse)
+
+
+def residuals_of(records, at):
+    return Residuals(records, Expansion(at, 1.0, records.n_units))
 
 
 def built(model, noise, z=0.01):
     return build_anchor(
-        expansion_of(model),
+        measured(model, Purse(Permit(0, 0, (Gaussian(z),)), z), noise),
         PublicLogDensity(ParameterSpace(model), FAST),
         np.zeros(1),
-        Purse(Permit(0, 0, (Gaussian(z),)), z),
-        noise,
         chain_multiplier=0.1,
     )
 
@@ -75,18 +84,19 @@ def anchor_at(theta0, W, order, gradient, curvature, clip=1e9):
 def test_residuals_and_anchor_add_up_to_the_log_likelihood(order, kept, monkeypatch):
     """Whatever is clipped out of a unit's anchor is in its residual, Hessians kept or not."""
     if not kept:
-        monkeypatch.setattr(model, "_KEPT_BYTES", 0)
-    expansion = expansion_of(skewed())
-    assert expansion.keeps_hessians == kept
+        monkeypatch.setattr("pymc_dp.records.sums._KEPT_BYTES", 0)
+    records, one = records_of(skewed()), np.eye(1)
+    assert records.keeps_hessians == kept
     theta0, W = 0.1, 0.2
     for clip in (1e9, 0.05):
         at = anchor_at(theta0, W, order, 0.0, 0.7, clip)
-        gradient = sum(np.clip(g, -clip, clip).sum() for g in expansion.gradients(at.theta0, at.W))
-        hessian = sum(np.clip(h, -clip, clip).sum() for h in expansion.hessians(at.theta0, at.W))
+        place = at.theta0, W * one
+        gradient = sum(np.clip(g, -clip, clip).sum() for g in Gradient(*place).terms(records))
+        hessian = sum(np.clip(h, -clip, clip).sum() for h in Hessian(*place).terms(records))
         for u in (-1.3, 0.4, 2.0):
             curvature = -hessian if order == 2 else 0.7
             anchored = gradient * u - curvature * u * u / 2
-            total = Residuals(expansion, at)(np.array([u])).sum() + anchored
+            total = residuals_of(records, at)(np.array([u])).sum() + anchored
             exact = log_likelihood(theta0 + W * u) - log_likelihood(theta0)
             # Units' terms are kept in single precision.
             assert total == pytest.approx(exact, rel=1e-7)
@@ -99,7 +109,7 @@ def log_likelihood(theta):
 def run_chains(at, bound, starts, z=0.02, transitions=15):
     """Many short chains from one start each: the kernel with noise on, nothing clipped."""
     rng, noise = np.random.default_rng(1), dp.InsecureSeededNoise(2)
-    residuals = Residuals(expansion_of(skewed()), at)
+    residuals = residuals_of(records_of(skewed()), at)
     ends = []
     for k, u in enumerate(starts):
         u = np.array([u])
@@ -129,9 +139,9 @@ def run_chains(at, bound, starts, z=0.02, transitions=15):
 
 def tilted_target(at, order):
     """The posterior times e^(ξu + Ξu²/2), by quadrature: mean, sd, and draws by inversion."""
-    expansion = expansion_of(skewed())
-    gradient = sum(g.sum() for g in expansion.gradients(at.theta0, at.W))
-    hessian = sum(h.sum() for h in expansion.hessians(at.theta0, at.W))
+    records, place = records_of(skewed()), (at.theta0, at.W)
+    gradient = sum(g.sum() for g in Gradient(*place).terms(records))
+    hessian = sum(h.sum() for h in Hessian(*place).terms(records))
     xi = at.gradient[0] - gradient
     Xi = (-at.curvature[0, 0] - hessian) if order == 2 else 0.0
     grid = np.linspace(-6, 6, 4001)
@@ -185,16 +195,16 @@ def test_a_generous_budget_finds_the_mode_and_the_curvature():
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=3)
         pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y.astype(int)))
-    expansion = expansion_of(model)
+    records = records_of(model)
     prior = PublicLogDensity(ParameterSpace(model), FAST)
     z = 0.02
     at = build_anchor(
-        expansion, prior, np.zeros(3), Purse(Permit(0, 0, (Gaussian(z),)), z),
-        dp.InsecureSeededNoise(1), chain_multiplier=1.0,
+        measured(model, Purse(Permit(0, 0, (Gaussian(z),)), z), dp.InsecureSeededNoise(1)),
+        prior, np.zeros(3), chain_multiplier=1.0,
     )  # fmt: skip
     mode = at.to_theta(at.mean)
-    slope = sum(g.sum(axis=0) for g in expansion.gradients(mode, np.eye(3))) + prior.gradient(mode)
-    hessian = expansion_hessian(expansion, mode) + prior.hessian(mode)
+    slope = sum(g.sum(axis=0) for g in records.gradients(mode)) + prior.gradient(mode)
+    hessian = sum(h.sum(axis=0) for h in records.hessians(mode)) + prior.hessian(mode)
     # How far Newton's method would still go, in posterior standard deviations.
     assert np.sqrt(slope @ np.linalg.solve(-hessian, slope)) < 0.3
     exact = np.linalg.inv(-hessian)
@@ -343,21 +353,12 @@ def test_an_anchor_is_judged_and_says_which_parameters(
         assert "the rest is not charged" in refusal
 
 
-def expansion_hessian(expansion, theta):
-    d = len(theta)
-    packed = sum(h.sum(axis=0) for h in expansion.hessians(theta, np.eye(d)))
-    i, j = np.tril_indices(d)
-    matrix = np.zeros((d, d))
-    matrix[i, j] = packed / np.where(i == j, 1, np.sqrt(2))
-    return matrix + np.tril(matrix, -1).T
-
-
 def test_the_anchor_spends_its_purse_and_no_more():
     permit = Permit(0, 0, (Gaussian(0.5),))
     purse = Purse(permit, 0.5)
     build_anchor(
-        expansion_of(skewed()), PublicLogDensity(ParameterSpace(skewed()), FAST), np.zeros(1), purse,
-        dp.InsecureSeededNoise(4), chain_multiplier=1.0,
+        measured(skewed(), purse, dp.InsecureSeededNoise(4)),
+        PublicLogDensity(ParameterSpace(skewed()), FAST), np.zeros(1), chain_multiplier=1.0,
     )  # fmt: skip
     assert 0.8 < purse.spent <= 1 + 1e-8
 
@@ -365,18 +366,20 @@ def test_the_anchor_spends_its_purse_and_no_more():
 def test_the_anchor_is_a_function_of_releases_alone(monkeypatch):
     """Other data, the same released numbers: the same anchor, to the last bit."""
 
-    def released(terms, *, dimension=None, bound, noise_multiplier, permit, noise):
-        for _ in terms:
+    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise):
+        for _ in parts:
             pass
         permit.take(Gaussian(noise_multiplier))
         rng = np.random.default_rng(int(np.float64(bound).view(np.int64)) % 2**32)
         return rng.normal(size=dimension) * bound
 
+    def counted(counts, *, noise_multiplier, permit, noise):
+        counts()
+        permit.take(Gaussian(noise_multiplier))
+
     class Canned:
-        def __init__(self, sizes, *, bins_per_octave, noise_multiplier, permit, noise):
-            for _ in sizes:
-                pass
-            permit.take(Gaussian(noise_multiplier))
+        def __init__(self, counts, sd, bins_per_octave):
+            assert counts is None
 
         largest = 4.0
 
@@ -386,8 +389,9 @@ def test_the_anchor_is_a_function_of_releases_alone(monkeypatch):
         def excess(self, bound):
             return 10 / bound
 
-    monkeypatch.setattr("pymc_dp.anchor.build.noisy_sum", released)
-    monkeypatch.setattr("pymc_dp.anchor.build.PrivateHistogram", Canned)
+    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", released)
+    monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counted)
+    monkeypatch.setattr("pymc_dp.records.measurements.PrivateHistogram", Canned)
     anchors = []
     for seed in (0, 1):
         y = np.random.default_rng(seed).gamma(2.0, 1.0 + 5 * seed, size=30)
@@ -441,8 +445,8 @@ def test_another_process_releases_with_a_step_built_again(tmp_path):
         20, tune=0, chains=1, cores=1, step=step, model=model, progressbar=False,
         compute_convergence_checks=False,
     )  # fmt: skip
-    base._guarantees.pop(step.run_id)
-    base._steps.pop(step.run_id)
+    run._guarantees.pop(step.run_id)
+    run._steps.pop(step.run_id)
     released = dp.release(raw, step=DPAnchored(**settings))
     assert released.attrs["privacy_epsilon"] == 8.0
 
@@ -603,14 +607,15 @@ def test_private_terms_do_not_travel():
         draws=5, chains=1, epsilon=50.0, model=skewed(), compile_kwargs=FAST,
         noise=InsecureSeededNoise(1),
     )  # fmt: skip
-    step.build_anchor()
     before = len(cloudpickle.dumps(step))
-    step._residuals(np.zeros(1))
-    assert step._residuals._kept is not None
-    copy = cloudpickle.loads(cloudpickle.dumps(step))
-    assert copy._residuals._kept is None
-    assert copy._expansion._latest is None
-    assert abs(len(cloudpickle.dumps(step)) - before) < 200
+    step.build_anchor()
+    step.stop_tuning()
+    step.step(step.model.initial_point())
+    # Twenty numbers per record would be more than 800 bytes; the anchor itself is released.
+    carried = cloudpickle.dumps(step)
+    assert len(carried) - before < 800 + len(cloudpickle.dumps((step.anchor, step.guarantee)))
+    terms = step.compiled.likelihood(step.anchor.theta0)
+    assert terms.tobytes() not in carried
 
 
 @pytest.mark.parametrize("where", ["build_anchor", "DPAnchored._prepare_moves"])

@@ -199,8 +199,8 @@ def test_only_the_batch_is_evaluated(logistic):
     step = dp.DPBarker(
         batch_size=25, chains=1, draws=10, noise=dp.InsecureSeededNoise(1), model=model, **FAST
     )
-    evaluate = step._likelihood._evaluate
-    step._likelihood._evaluate = lambda theta, *rows: (
+    evaluate = step.compiled.likelihood._evaluate
+    step.compiled.likelihood._evaluate = lambda theta, *rows: (
         sizes.append(len(rows[0])) or evaluate(theta, *rows)
     )
     step.stop_tuning()
@@ -216,7 +216,7 @@ def test_the_budget_buys_a_batch(logistic):
     step = dp.DPBarker(
         epsilon=4.0, delta=1e-5, draws=draws // 2, chains=2, model=logistic(n=n), **FAST
     )
-    (event,) = step.events
+    (event,) = step.guarantee.events
     b = event.batch_size
     assert event == BarkerBatch(2.0, b, n)
     assert 10 < b < n
@@ -232,7 +232,7 @@ def test_a_batch_size_fixes_the_cost(logistic):
         batch_size=40, variance=1.7, draws=5, chains=2, delta=1e-3, model=logistic(n=900), **FAST
     )
     event = BarkerBatch(1.7, 40, 900)
-    assert step.events == (event,)
+    assert step.guarantee.events == (event,)
     assert step.guarantee.epsilon == composed_epsilon(times([event], 10), 1e-3)
 
 
@@ -351,7 +351,7 @@ def test_a_point_without_prior_mass_is_rejected_without_a_look_at_data():
         model=model,
         **FAST,
     )
-    step._likelihood._evaluate = None
+    step.compiled.likelihood._evaluate = None
     step.stop_tuning()
     point = model.initial_point()
     for _ in range(3):

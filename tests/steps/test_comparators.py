@@ -153,7 +153,7 @@ def posterior(tempering):
 @pytest.mark.parametrize("rate", [0.2, 1.0])
 def test_the_noisy_gradient_is_unbiased_and_as_noisy_as_it_says(step_type, rate):
     step, theta, repeats = built(step_type, batch_rate=rate), np.array([0.3]), 1500
-    T, (event,) = 0.25, step.events
+    T, (event,) = 0.25, step.guarantee.events
     found = np.array(
         [step._noisy_gradient(theta, Permit(0, i, (event,)))[0] for i in range(repeats)]
     )
@@ -260,10 +260,12 @@ def test_the_friction_adapts_on_a_narrow_posterior():
 @pytest.mark.parametrize("step_type", STEPS)
 def test_events_and_cost(step_type, logistic):
     step = built(step_type, logistic(), draws=2, chains=2, noise=None, noise_multiplier=1.5)
-    assert step.events == (PoissonGaussian(1.5, accounted_rate(0.2)),)
-    assert step.guarantee.epsilon == composed_epsilon(times(step.events, 4), step.guarantee.delta)
+    assert step.guarantee.events == (PoissonGaussian(1.5, accounted_rate(0.2)),)
+    assert step.guarantee.epsilon == composed_epsilon(
+        times(step.guarantee.events, 4), step.guarantee.delta
+    )
     whole = built(step_type, logistic(), draws=2, noise=None, batch_rate=1)
-    assert whole.events == (Gaussian(0.5),)
+    assert whole.guarantee.events == (Gaussian(0.5),)
 
 
 @pytest.mark.parametrize("step_type", [dp.comparators.DPSGLD])
@@ -271,7 +273,7 @@ def test_the_budget_is_kept(step_type, logistic):
     step = step_type(
         epsilon=1.0, delta=1e-4, batch_rate=0.1, chains=1, draws=3, model=logistic(), **FAST
     )
-    spent = composed_epsilon(times(step.events, 3), 1e-4)
+    spent = composed_epsilon(times(step.guarantee.events, 3), 1e-4)
     assert 0.99 < spent <= 1.0
 
 
@@ -279,8 +281,8 @@ def test_the_budget_is_kept(step_type, logistic):
 def test_only_sampled_records_are_evaluated_and_all_at_rate_one(step_type, logistic):
     for rate, expected in ((0.1, 40), (1.0, 400)):
         step, sizes = built(step_type, logistic(n=400), batch_rate=rate), []
-        function = step._gradients._function
-        step._gradients._function = lambda theta, *rows, f=function, s=sizes: (
+        function = step.compiled.gradients._function
+        step.compiled.gradients._function = lambda theta, *rows, f=function, s=sizes: (
             s.append(len(rows[0])) or f(theta, *rows)
         )
         point = step.model.initial_point()

@@ -358,7 +358,7 @@ def started(step):
 
 def test_one_release_per_iteration_and_none_beyond_the_plan(fast):
     step = dp.DPExponentialFamily(epsilon=1.0, chains=1, draws=3, model=beta_bernoulli(), **fast)
-    assert step.events == (Gaussian(step._z),)
+    assert step.guarantee.events == (Gaussian(step._z),)
     step, point = started(step)
     for _ in range(3):
         point, _ = step.step(point)

@@ -11,7 +11,7 @@ from scipy import stats
 import pymc_dp as dp
 from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.noisy_sum import noisy_sum
+from pymc_dp.privacy.noisy_sum import noisy_total
 from pymc_dp.steps.hmc import Mass, hmc_transition, leapfrog
 
 from .exact import (
@@ -212,17 +212,16 @@ def test_every_release_is_counted(logistic, monkeypatch, quiet):
     model, L, draws = logistic(), 4, 6
     seen = Counter()
 
-    def counting(terms, *, noise_multiplier, **keywords):
+    def counting(parts, *, noise_multiplier, **keywords):
         seen[noise_multiplier] += 1
-        return noisy_sum(terms, noise_multiplier=noise_multiplier, **keywords)
+        return noisy_total(parts, noise_multiplier=noise_multiplier, **keywords)
 
-    monkeypatch.setattr("pymc_dp.steps.hmc.noisy_sum", counting)
-    monkeypatch.setattr("pymc_dp.steps.ratio.noisy_sum", counting)
+    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", counting)
     step = dp.DPHMC(
         epsilon=2.0, delta=1e-5, n_leapfrog=L, chains=1, draws=draws, model=model, **FAST
     )
     pm.sample(draws, tune=0, chains=1, step=step, model=model, **quiet)
-    ratio, gradient = step.events
+    ratio, gradient = step.guarantee.events
     assert seen[gradient.noise_multiplier] == draws * (L + 1)
     assert seen[ratio.noise_multiplier] == draws
     assert gradient.count == L + 1
@@ -245,7 +244,7 @@ def test_budget_is_split_as_documented(share, logistic):
         model=logistic(),
         **FAST,
     )
-    ratio, gradient = step.events
+    ratio, gradient = step.guarantee.events
     mu2_ratio = draws / ratio.noise_multiplier**2
     mu2_gradient = draws * (L + 1) / gradient.noise_multiplier**2
     assert mu2_gradient / (mu2_ratio + mu2_gradient) == pytest.approx(share)
@@ -266,7 +265,7 @@ def test_path_length(logistic):
     step = dp.DPHMC(
         epsilon=1.0, path_length=1.0, step_size=0.3, chains=1, draws=2, model=logistic(), **FAST
     )
-    assert step.events[1].count == 5  # four steps
+    assert step.guarantee.events[1].count == 5  # four steps
 
 
 def test_tuning_steers_the_step_size(logistic, quiet):

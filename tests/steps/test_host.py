@@ -127,7 +127,7 @@ def test_reserving_happens_before_data_are_read(logistic, quiet, fast, monkeypat
     step = dp.DPPenalty(
         epsilon=3.0, delta=1e-5, chains=1, draws=10, ledger=ledger, model=model, **fast
     )
-    monkeypatch.setattr(type(step._likelihood), "__call__", None)
+    monkeypatch.setattr(type(step.compiled.likelihood), "__call__", None)
     with pytest.raises(dp.PrivacyBudgetExceeded, match="budget is ε = 1"):
         pm.sample(10, tune=0, chains=1, step=step, model=model, **quiet)
     assert ledger.spent() == 0
@@ -177,8 +177,11 @@ def test_state_round_trip_continues_the_same_path(logistic):
     start_chain(first, seed=3)
     point, path = iterate(first, model.initial_point(), 5)
     state = first.sampling_state
-    second = cloudpickle.loads(cloudpickle.dumps(first))
-    assert second._ratio._current is None  # private terms did not travel
+    carried = cloudpickle.dumps(first)
+    terms = first.compiled.likelihood(np.ravel(point["beta"]))
+    assert terms.tobytes() in cloudpickle.dumps(terms)
+    assert terms.tobytes() not in carried  # kept, and private: they do not travel
+    second = cloudpickle.loads(carried)
     second.sampling_state = state
     _, rest = iterate(second, point, 7)
     np.testing.assert_array_equal(path + rest, expected)
@@ -262,7 +265,7 @@ def test_tuning_guard_without_the_early_warning(logistic, quiet, fast, monkeypat
     monkeypatch.setattr("pymc_dp.steps.host.enclosing_sampler", lambda: None)
     for planned, actual in [(0, 5), (5, 0), (5, 3)]:
         step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, tune=planned, model=model, **fast)
-        monkeypatch.setattr(type(step._likelihood), "__call__", None)
+        monkeypatch.setattr(type(step.compiled.likelihood), "__call__", None)
         if min(planned, actual):
             monkeypatch.setattr(
                 step,

@@ -6,18 +6,20 @@ from functools import cache
 import numpy as np
 import pymc as pm
 import pytest
-from pymc_dp.steps.ratio import MinibatchRatio, NoisyRatio, _penalised, release_bound
 from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp.compat import groups_of
 from pymc_dp.privacy.accounting import composed_epsilon
+from pymc_dp.privacy.clipping import clipped_sum
 from pymc_dp.privacy.events import PoissonGaussian, times
 from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
-from pymc_dp.steps import penalty as penalty_module
-from pymc_dp.steps import ratio as ratio_module
+from pymc_dp.records import measurements
+from pymc_dp.records.measurements import Curator
+from pymc_dp.steps import acceptance
+from pymc_dp.steps.acceptance import NoisyRatio, penalised, release_bound
 from pymc_dp.steps.penalty import penalty_transition
 
 from .exact import log_public, spread_evenly
@@ -45,14 +47,17 @@ class Terms:
     def __call__(self, theta):
         return theta[0] - self.y * np.exp(theta[0])
 
-    def of_units(self, theta, units):
-        self.asked.append(units)
-        return self(theta)[units]
+    def log_likelihoods(self, points, units):
+        self.asked += [units] * len(points)
+        return [self(theta)[units] for theta in points]
+
+    def total(self, of, bound, units):
+        return clipped_sum(of.terms(self, units), bound)
 
 
 def minibatch(z, tempering, rate, noise=None, terms=None):
     noise = dp.InsecureSeededNoise(1) if noise is None else noise
-    return MinibatchRatio(terms or Terms(), noise, z, tempering, rate)
+    return NoisyRatio(Curator(terms or Terms(), noise), z, tempering, rate)
 
 
 def permit(z, rate, iteration, chain=0):
@@ -64,7 +69,7 @@ def permit(z, rate, iteration, chain=0):
 
 def log_mean_ratio(ratios, tempering, rate):
     """log E exp(Σ h) over all Poisson samples, exactly: units are independent."""
-    h = _penalised(ratios, np.inf, tempering, rate)
+    h = penalised(ratios, np.inf, tempering, rate)
     return np.log1p(rate * np.expm1(h)).sum()
 
 
@@ -90,11 +95,11 @@ def test_bound_of_the_penalised_term(rate, reach):
     tempering = 0.3
     bound = reach * rate / tempering
     ratios = np.append(bound * np.linspace(-3, 3, 100_001), [math.inf, -math.inf, 1e300])
-    h = _penalised(ratios, bound, tempering, rate)
+    h = penalised(ratios, bound, tempering, rate)
     C = release_bound(bound, tempering, rate)
     assert np.abs(h).max() <= C * (1 + 1e-15)
     assert h.min() == pytest.approx(-C, rel=1e-12)
-    assert np.isnan(_penalised(np.array([math.nan]), bound, tempering, rate)).all()
+    assert np.isnan(penalised(np.array([math.nan]), bound, tempering, rate)).all()
 
 
 def test_bound_without_sampling_is_the_tempered_bound():
@@ -141,7 +146,7 @@ def test_estimates_of_the_ratio_and_of_its_variance_are_unbiased():
     assert abs(found.mean() - (tempering * clipped.sum() - v / 2)) < 4 * found.std() / math.sqrt(
         repeats
     )
-    h = _penalised(r, bound, tempering, rate)
+    h = penalised(r, bound, tempering, rate)
     exact = rate * (1 - rate) * (h**2).sum()
     assert found.var() == pytest.approx(exact, rel=4 * math.sqrt(2 / repeats))
     estimates = np.array(
@@ -167,11 +172,11 @@ def run_from_posterior(z, tempering, rate, scale, starts=2000, transitions=6, b=
         return b * abs(move.item())
 
     def ratio(theta, new):
-        """The release of MinibatchRatio, on paper."""
+        """The release of NoisyRatio, on paper."""
         y, B = Y[rng.random(N) < rate], bound(new - theta)
         ratios = new - theta - y * (np.exp(new) - np.exp(theta))
         noise = noise_sd(release_bound(B, tempering, rate), z) * rng.standard_normal()
-        return ratio_module._penalised(ratios, B, tempering, rate).sum() + noise
+        return acceptance.penalised(ratios, B, tempering, rate).sum() + noise
 
     for k in range(starts):
         theta = ends[k : k + 1]
@@ -201,7 +206,7 @@ def test_sampling_without_its_penalty_is_caught(monkeypatch):
     def unpenalised(ratios, bound, tempering, rate):
         return tempering / rate * np.clip(ratios, -bound, bound)
 
-    monkeypatch.setattr(ratio_module, "_penalised", unpenalised)
+    monkeypatch.setattr(acceptance, "penalised", unpenalised)
     draws, _ = run_from_posterior(z=0.1, tempering=0.1, rate=0.1, scale=0.3)
     assert stats.kstest(draws, tempered(0.1).cdf).pvalue < 1e-6
 
@@ -305,7 +310,6 @@ def test_rate_one_is_the_plain_sampler_to_the_last_bit(logistic, quiet):
             **more,
             **FAST,
         )
-        assert type(step._ratio) is NoisyRatio
         idata = pm.sample(40, tune=5, chains=1, step=step, random_seed=1, model=model, **quiet)
         groups = groups_of(idata)
         kept = {"posterior": ["beta"], "sample_stats": ["accept_rate", "scale", "privacy_plan"]}
@@ -327,8 +331,8 @@ def test_only_sampled_records_are_evaluated(logistic, quiet):
         model=model,
         **FAST,
     )
-    evaluate = step._likelihood._evaluate
-    step._likelihood._evaluate = lambda theta, *rows: (
+    evaluate = step.compiled.likelihood._evaluate
+    step.compiled.likelihood._evaluate = lambda theta, *rows: (
         sizes.append(len(rows[0])) or evaluate(theta, *rows)
     )
     pm.sample(30, tune=0, chains=1, step=step, random_seed=1, model=model, **quiet)
@@ -341,17 +345,17 @@ def test_only_sampled_records_are_evaluated(logistic, quiet):
 def test_the_test_subtracts_the_noise_that_was_added(logistic, monkeypatch):
     """The bound that the noise is calibrated to is the one whose noise the penalty is for."""
     added, subtracted = [], []
-    release, sd = ratio_module.poisson_noisy_sum, penalty_module.noise_sd
+    release, sd = measurements.poisson_noisy_total, acceptance.noise_sd
     monkeypatch.setattr(
-        ratio_module,
-        "poisson_noisy_sum",
+        measurements,
+        "poisson_noisy_total",
         lambda terms, **keywords: (
             added.append(sd(keywords["bound"], keywords["noise_multiplier"]))
             or release(terms, **keywords)
         ),
     )
     monkeypatch.setattr(
-        penalty_module, "noise_sd", lambda *args: subtracted.append(sd(*args)) or sd(*args)
+        acceptance, "noise_sd", lambda *args: subtracted.append(sd(*args)) or sd(*args)
     )
     step = dp.DPPenalty(
         noise_multiplier=1.5,
@@ -382,9 +386,11 @@ def test_events_and_settings(logistic):
         model=logistic(),
         **FAST,
     )
-    assert step.events == (PoissonGaussian(2.0, accounted_rate(0.25)),)
+    assert step.guarantee.events == (PoissonGaussian(2.0, accounted_rate(0.25)),)
     assert step.guarantee.settings["batch_rate"] == 0.25
-    assert step.guarantee.epsilon == composed_epsilon(times(step.events, 6), step.guarantee.delta)
+    assert step.guarantee.epsilon == composed_epsilon(
+        times(step.guarantee.events, 6), step.guarantee.delta
+    )
 
 
 def test_the_budget_buys_less_noise_for_samples(logistic):

@@ -16,6 +16,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.compat import CHAIN_START, groups_of, root_attrs
 from pymc_dp.privacy.accounting import composed_epsilon
+from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import BarkerBatch, PoissonGaussian, from_json, times
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.steps.statistics import STATS
@@ -171,9 +172,9 @@ def test_a_run_that_does_not_fit_reads_nothing(which, logistic, quiet):
     model = logistic()
     ledger = dp.PrivacyLedger(epsilon=1e-3, delta=1e-5)
     step = build(which, model, ledger=ledger)
-    step._likelihood._evaluate = None
+    step.compiled.likelihood._evaluate = None
     if hasattr(step, "_gradients"):
-        step._gradients._function = None
+        step.compiled.gradients._function = None
     with pytest.raises(dp.PrivacyBudgetExceeded, match=r"budget is ε = 0\.001"):
         pm.sample(6, tune=0, chains=1, step=step, model=model, **quiet)
     assert ledger.spent() == 0
@@ -229,10 +230,10 @@ def test_nothing_is_released_twice(which, logistic):
     point, _ = iterate(step, model.initial_point(), 3)
     state, twin = copy.deepcopy(step.sampling_state), cloudpickle.loads(cloudpickle.dumps(step))
     later, _ = iterate(step, point, 2)
-    evaluate, twin._likelihood._evaluate = twin._likelihood._evaluate, None
+    evaluate, twin.compiled.likelihood._evaluate = twin.compiled.likelihood._evaluate, None
     with pytest.raises(dp.PrivacyBudgetExceeded, match="continued before"):
         twin.step(point)
-    twin._likelihood._evaluate = evaluate
+    twin.compiled.likelihood._evaluate = evaluate
     iterate(step, later, 3)
     with pytest.raises(dp.PrivacyBudgetExceeded, match="used up"):
         step.step(step._left_at)
@@ -304,22 +305,22 @@ def contents(result):
 def patch_releases(monkeypatch, leak=0.0):
     """The data are read, as always, but the numbers released are others: functions of public ones."""
 
-    def made_up(terms, permit, dimension, bound):
-        total = sum(np.nan_to_num(np.asarray(chunk)).sum() for chunk in terms)
+    def made_up(total, permit, dimension, bound):
         _, iteration, _ = permit.take(permit.events[0])
         key = [int(np.float64(bound).view(np.int64)), iteration]
         return bound * np.random.default_rng(key).normal(size=dimension) + leak * total
 
     def poisson(
-        terms_of, *, units, sampling_rate, dimension=None, bound, noise_multiplier, permit, noise
+        total_of, *, units, sampling_rate, dimension=None, bound, noise_multiplier, permit, noise
     ):
-        return made_up(terms_of(np.arange(0, units, 2)), permit, dimension, bound)
+        total = total_of(np.arange(0, units, 2)).sum() * (bound / RESOLUTION)
+        return made_up(total, permit, dimension, bound)
 
     def batch_mean(terms_of, *, units, batch_size, bound, variance, permit, noise):
-        return made_up(terms_of(np.arange(batch_size)), permit, None, bound)
+        total = sum(np.nan_to_num(chunk).sum() for chunk in terms_of(np.arange(batch_size)))
+        return made_up(total, permit, None, bound)
 
-    monkeypatch.setattr("pymc_dp.steps.ratio.poisson_noisy_sum", poisson)
-    monkeypatch.setattr("pymc_dp.steps.comparators.poisson_noisy_sum", poisson)
+    monkeypatch.setattr("pymc_dp.records.measurements.poisson_noisy_total", poisson)
     monkeypatch.setattr("pymc_dp.steps.barker.noisy_batch_mean", batch_mean)
 
 
