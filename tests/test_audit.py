@@ -18,7 +18,7 @@ from pymc_dp.evidence.bounds import (
 from pymc_dp.evidence.neighbours import replaced
 from pymc_dp.evidence.runs import Run
 from pymc_dp.federated import Owner
-from pymc_dp.privacy.accounting import gaussian_mu_within
+from pymc_dp.privacy.accounting import gaussian_epsilon, gaussian_mu_within
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import SecureNoise
@@ -268,7 +268,10 @@ def owner_of(y, answers):
     with pm.Model() as model:
         mean = pm.Normal("mean", 0, 1)
         pm.Normal("y", mean, 1, observed=pm.Data("Y", y))
-    return Owner(epsilon=2.0, delta=0.01, rounds=0, ratios=answers, model=model, **FAST)
+    # A budget that leaves each answer (1, 0.01).
+    z = dp.calibrate_noise(epsilon=1.0, delta=0.01, releases=1)
+    whole = float(gaussian_epsilon(math.sqrt(answers) / z, 0.01)) * (1 + 1e-6)
+    return Owner(epsilon=whole, delta=0.01, ratios=answers, ratio_share=1, model=model, **FAST)
 
 
 @pytest.mark.parametrize(("part", "caught"), [(1.0, False), (0.5, True)])
@@ -281,11 +284,6 @@ def test_an_owners_answers(part, caught, monkeypatch):
         lambda self, s, size, at=(): honest(self, s * part, size, at),
     )
     runs, y = 3000, records(60)
-    z = dp.calibrate_noise(epsilon=1.0, delta=0.01, releases=1)
-    monkeypatch.setattr(
-        "pymc_dp.federated.owner.divide",
-        lambda _, rounds, ratios, share: {"ratio": Releases(ratios, (z,))},
-    )
     owners = {one[0]: owner_of(one, runs) for one in (y, replaced(y, -FAR))}
     request = {"theta": np.zeros(1), "proposal": np.full(1, 0.7), "bound": np.asarray(0.7)}
     found = dp.audit(

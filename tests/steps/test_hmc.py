@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 import pymc_dp as dp
+from pymc_dp.privacy import noisy_sum
 from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.noisy_sum import noisy_total
 from pymc_dp.steps.hmc import Mass, hmc_transition, leapfrog
 
 from .exact import (
@@ -214,7 +214,7 @@ def test_every_release_is_counted(logistic, monkeypatch, quiet):
 
     def counting(parts, *, noise_multiplier, **keywords):
         seen[noise_multiplier] += 1
-        return noisy_total(parts, noise_multiplier=noise_multiplier, **keywords)
+        return noisy_sum.noisy_total(parts, noise_multiplier=noise_multiplier, **keywords)
 
     monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", counting)
     step = dp.DPHMC(
