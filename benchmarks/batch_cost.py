@@ -29,7 +29,7 @@ def build(name, model, n, batch):
         return dp.DPBarker(**common, batch_size=batch, tempering=1000 / n)
     common |= {"noise_multiplier": 1.0, "tempering": 1000 / n}
     step = dp.DPPenalty if name == "DPPenalty" else getattr(dp.comparators, name)
-    return step(**common, batch_rate=batch / n)
+    return step(**common, sampling_rate=batch / n)
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def build(model: pm.Model, **keywords) -> tuple[dp.DPPenalty, float]:
     start = time.perf_counter()
     step = dp.DPPenalty(
         noise_multiplier=100.0, chains=1, draws=DRAWS, clip=4.0, scale=3e-4, chunk_size=CHUNK, model=model,
-        noise=dp.InsecureSeededNoise(1), rng=np.random.default_rng(2), **keywords,
+        noise_source=dp.InsecureSeededNoise(1), rng=np.random.default_rng(2), **keywords,
     )  # fmt: skip
     step.stop_tuning()
     return step, time.perf_counter() - start

@@ -131,7 +131,7 @@ def penalty_table(repeats: int) -> None:
                 scale=scale,
                 clip=clip,
                 tempering=problem.tempering,
-                batch_rate=q,
+                sampling_rate=q,
                 model=problem.model,
             )
             counts = [epsilon, f"{draws:,}", f"{draws:,}", f"{by_theorem:,}"]
@@ -207,7 +207,7 @@ def rates_table(repeats: int) -> None:
                     scale=scale,
                     clip=clip,
                     tempering=problem.tempering,
-                    batch_rate=q,
+                    sampling_rate=q,
                     model=problem.model,
                 )
                 guarantee = build().guarantee
@@ -258,7 +258,7 @@ def paper_step(sampler: str, name: str, problem, epsilon: float | None, step_siz
     """DPSGLD or DPSGNHT; without ε, no noise for privacy either."""
     clip, _ = PAPER[name, sampler]
     budget = (
-        {"noise_multiplier": 0.0, "noise": dp.InsecureSeededNoise(more.pop("seed"))}
+        {"noise_multiplier": 0.0, "noise_source": dp.InsecureSeededNoise(more.pop("seed"))}
         if epsilon is None
         else {"epsilon": epsilon, "delta": 0.1 / problem.n}
     )
@@ -267,7 +267,7 @@ def paper_step(sampler: str, name: str, problem, epsilon: float | None, step_siz
         draws=PAPER_DRAWS,
         chains=PAPER_CHAINS,
         gradient_clip=clip,
-        batch_rate=PAPER_RATE,
+        sampling_rate=PAPER_RATE,
         step_size=step_size,
         model=problem.model,
         **more,

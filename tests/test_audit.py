@@ -197,19 +197,19 @@ PEOPLE = np.repeat(np.arange(500), 2)
 STEPS = {
     "penalty": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 3}),
     "penalty, tuned": (dp.DPPenalty, 60, {"draws": 2, "tune": 2}),
-    "minibatch": (dp.DPPenalty, 60, {"batch_rate": 0.5, "scale": 0.3, "draws": 2}),
+    "minibatch": (dp.DPPenalty, 60, {"sampling_rate": 0.5, "scale": 0.3, "draws": 2}),
     "hmc": (dp.DPHMC, 60, {"n_leapfrog": 1, "step_size": 0.02, "gradient_share": 0.8}),
     "barker": (dp.DPBarker, 200, {"tempering": 0.05, "draws": 2}),
-    "sgld": (dp.comparators.DPSGLD, 60, {"batch_rate": 1.0, "draws": 2}),
-    "sgld, sampled": (dp.comparators.DPSGLD, 60, {"batch_rate": 0.5, "draws": 2}),
-    "sgnht": (dp.comparators.DPSGNHT, 60, {"batch_rate": 0.5, "draws": 2}),
+    "sgld": (dp.comparators.DPSGLD, 60, {"sampling_rate": 1.0, "draws": 2}),
+    "sgld, sampled": (dp.comparators.DPSGLD, 60, {"sampling_rate": 0.5, "draws": 2}),
+    "sgnht": (dp.comparators.DPSGNHT, 60, {"sampling_rate": 0.5, "draws": 2}),
     "exponential": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 3, "bounds": (-3, 3)}),
     "anchored": (DPAnchored, 1000, {"noise_aware": False}),
     "penalty, people": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 3, "unit": PEOPLE[:60]}),
     "sgld, people": (
         dp.comparators.DPSGLD,
         60,
-        {"batch_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]},
+        {"sampling_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]},
     ),
     "anchored, people": (DPAnchored, 1000, {"noise_aware": False, "unit": PEOPLE}),
 }
@@ -307,7 +307,7 @@ def test_a_sample_that_is_not_one_is_caught(monkeypatch):
     monkeypatch.setattr(
         "pymc_dp.privacy.noisy_sum.poisson_sample", lambda units, rate, words: np.arange(units)
     )
-    assert audited("sgld, sampled", runs=600, batch_rate=0.05, epsilon=1.0, delta=1e-3).violated
+    assert audited("sgld, sampled", runs=600, sampling_rate=0.05, epsilon=1.0, delta=1e-3).violated
 
 
 def test_an_anchor_without_its_noise_is_caught(monkeypatch):
@@ -442,7 +442,7 @@ def test_the_report_says_what_was_found():
     ("changed", "match"),
     [
         ({"ledger": dp.PrivacyLedger(epsilon=1.0, delta=0.1)}, "`ledger`.*synthetic"),
-        ({"noise": dp.InsecureSeededNoise(1)}, "`noise`.*secure"),
+        ({"noise_source": dp.InsecureSeededNoise(1)}, "`noise`.*secure"),
         ({"chains": 2}, "`chains`"),
         ({"model": None}, "`model`"),
         ({"runs": 5}, "`runs`"),

@@ -119,7 +119,7 @@ def exact_answers(x, y):
 
 def test_answers_without_noise_are_the_clipped_sums():
     x, y = records(0)
-    owner, exact = owner_of(x, y, noise=NoNoise(0)), exact_answers(x, y)
+    owner, exact = owner_of(x, y, noise_source=NoNoise(0)), exact_answers(x, y)
     for kind, request in REQUESTS.items():
         answer = owner.answer(kind, request)
         assert set(answer) == {kind}
@@ -157,7 +157,9 @@ def test_neighbours_differ_by_the_sensitivity_at_most():
         [4.0, -6.0],
         0,
     )  # gradient, Hessian and ratio are clipped, and the ratio is positive
-    one, other = (owner_of(*data, noise=dp.InsecureSeededNoise(4)) for data in ((x, y), (x2, y2)))
+    one, other = (
+        owner_of(*data, noise_source=dp.InsecureSeededNoise(4)) for data in ((x, y), (x2, y2))
+    )
     for kind, request in REQUESTS.items():
         answers = one.answer(kind, request), other.answer(kind, request)
         moved[kind] = np.linalg.norm(answers[0][kind] - answers[1][kind])
@@ -198,7 +200,7 @@ def test_shares_add_up_to_the_owners_release():
             used_z.append(scale)
             return super().discrete_gaussian(scale, size, at)
 
-    owner = owner_of(*records(0), noise=Watched(0), ratios=0)
+    owner = owner_of(*records(0), noise_source=Watched(0), ratios=0)
     z = owner.answer("offer", {})["surrogate"][1]
     for kind, share in {"gradient": 0.3, "hessian": 0.2, "clipped": 0.5}.items():
         owner.answer(kind, REQUESTS[kind] | {"share": np.array(share)})
@@ -239,7 +241,7 @@ def test_a_plan_that_does_not_fit_is_refused():
         owner_of(*records(0), epsilon=0.9, ledger=ledger)
     assert ledger.spent() == spent
     with pytest.raises(dp.PrivacyConfigurationError, match="ledger"):
-        owner_of(*records(0), ledger=ledger, noise=dp.InsecureSeededNoise(0))
+        owner_of(*records(0), ledger=ledger, noise_source=dp.InsecureSeededNoise(0))
 
 
 def broken(kind):
@@ -364,7 +366,7 @@ def test_settings_out_of_range(wrong):
 
 
 def test_insecure_noise_promises_nothing():
-    assert "NOT PRIVATE" in owner_of(*records(0), noise=dp.InsecureSeededNoise(0)).statement
+    assert "NOT PRIVATE" in owner_of(*records(0), noise_source=dp.InsecureSeededNoise(0)).statement
 
 
 # -- what leaves ------------------------------------------------------------------------------------
@@ -380,7 +382,7 @@ def test_the_journal_is_all_that_left_and_holds_no_exact_value(tmp_path):
     x, y = records(3)
     x[5] = SENTINEL / 1e5, -SENTINEL / 1e6
     owner = owner_of(x, y, journal=tmp_path / "log")
-    twin = owner_of(x, y, noise=NoNoise(0))
+    twin = owner_of(x, y, noise_source=NoNoise(0))
     for kind, request in REQUESTS.items():
         answer, exact = owner.answer(kind, request), twin.answer(kind, request)
         line = json.loads((tmp_path / "log").read_text().splitlines()[-1])
@@ -407,7 +409,7 @@ def test_an_answer_that_cannot_be_written_down_is_not_given(tmp_path):
 def three():
     data = [records(k, n=1000) for k in range(3)]
     owners = [
-        owner_of(*some, epsilon=1e4, ratios=0, noise=dp.InsecureSeededNoise(k))
+        owner_of(*some, epsilon=1e4, ratios=0, noise_source=dp.InsecureSeededNoise(k))
         for k, some in enumerate(data)
     ]
     x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
@@ -471,7 +473,7 @@ def test_surrogate_with_noise_is_as_far_off_as_its_tilt_says():
     squares, tilts = [], []
     for seed in range(4):
         owners = [
-            owner_of(*some, epsilon=4.0, ratios=0, noise=dp.InsecureSeededNoise(100 * seed + k))
+            owner_of(*some, epsilon=4.0, ratios=0, noise_source=dp.InsecureSeededNoise(100 * seed + k))
             for k, some in enumerate(data)
         ]  # fmt: skip
         found = find_surrogate(asking(owners), prior())
@@ -501,7 +503,7 @@ def test_a_rare_covariate_counts():
 
 def test_clipping_is_said_and_too_much_refused(caplog):
     def claiming(share):
-        owner = owner_of(*records(0, n=1000), epsilon=1e3, noise=NoNoise(0))
+        owner = owner_of(*records(0, n=1000), epsilon=1e3, noise_source=NoNoise(0))
 
         def ask(kind, request):
             answer = owner.answer(kind, request)
@@ -519,7 +521,7 @@ def test_clipping_is_said_and_too_much_refused(caplog):
 
 @pytest.mark.parametrize("wrong", [None, np.nan, "shape"], ids=str)
 def test_an_answer_that_is_none_is_refused(wrong):
-    owner = owner_of(*records(0), noise=NoNoise(0))
+    owner = owner_of(*records(0), noise_source=NoNoise(0))
 
     def ask(kind, request):
         answer = dict(owner.answer(kind, request))

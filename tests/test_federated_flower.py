@@ -162,7 +162,7 @@ def test_the_journals_hold_all_that_was_received(finished):
 def test_no_message_holds_an_exact_value(finished):
     hospital = module("hospital")
     twin = Owner(
-        model=hospital.with_records(*hospital.records(1)), epsilon=4.0, noise=NoNoise(0),
+        model=hospital.with_records(*hospital.records(1)), epsilon=4.0, noise_source=NoNoise(0),
         compile_kwargs={"mode": "FAST_COMPILE"},
     )  # fmt: skip
     for line in journal(finished, 1):

@@ -189,7 +189,7 @@ def spoilt(values, with_):
 N, PEOPLE = 240, np.repeat(np.arange(120), 2)
 GENEROUS = {"epsilon": 20.0, "delta": 1e-3}
 # Not by a budget: finding the noise of sampled releases takes a second.
-SAMPLED = {"noise_multiplier": 0.5, "delta": 1e-3, "batch_rate": 0.5}
+SAMPLED = {"noise_multiplier": 0.5, "delta": 1e-3, "sampling_rate": 0.5}
 SAMPLERS = {
     "penalty": (dp.DPPenalty, plain, GENEROUS),
     "minibatch": (dp.DPPenalty, plain, {**SAMPLED, "tempering": 0.1}),
@@ -240,7 +240,7 @@ def test_output_depends_on_data_through_releases_alone(
             build(data, pm.Data("X", x) if build is not indexed else x)
         step = step_type(
             draws=15, tune=5, chains=2, unit=unit, model=model,
-            noise=dp.InsecureSeededNoise(2), **settings, **FAST,
+            noise_source=dp.InsecureSeededNoise(2), **settings, **FAST,
         )  # fmt: skip
         with np.errstate(over=errors, invalid=errors, divide=errors):
             runs.append(everything_that_leaves(step, 15, 5, caplog, capfd, cores=1))

@@ -56,7 +56,7 @@ def test_a_run_shows_what_it_compiles_and_what_the_anchor_does(screen):
         pm.Normal("y", pm.Normal("mu", 0, 2), 1, observed=pm.Data("Y", y))
     step = dp.DPAnchored(
         epsilon=8.0, draws=2, chains=1, model=model, compile_kwargs={"mode": "FAST_COMPILE"},
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
     )  # fmt: skip
     assert "Compiling the" in screen.getvalue()
     step.build_anchor()

@@ -278,7 +278,7 @@ def test_void_results_say_so(logistic, quiet):
         noise_multiplier=5.0,
         chains=1,
         draws=6,
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
         model=model,
         **FAST,
     )

@@ -158,7 +158,7 @@ def test_insecure_runs_say_so_everywhere(multiplier, logistic, quiet):
         noise_multiplier=multiplier,
         chains=1,
         draws=8,
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
         model=model,
         **FAST,
     )
@@ -175,7 +175,7 @@ def test_insecure_runs_say_so_everywhere(multiplier, logistic, quiet):
             noise_multiplier=1.0,
             chains=1,
             draws=8,
-            noise=dp.InsecureSeededNoise(1),
+            noise_source=dp.InsecureSeededNoise(1),
             ledger=dp.PrivacyLedger(epsilon=1.0, delta=1e-5),
             model=model,
             **FAST,
@@ -243,7 +243,7 @@ def test_invalid_parameters_are_impossible_not_free(quiet):
             scale=1.0,
             chains=1,
             draws=600,
-            noise=dp.InsecureSeededNoise(1),
+            noise_source=dp.InsecureSeededNoise(1),
             **FAST,
         )
         idata = pm.sample(600, tune=0, chains=1, step=step, random_seed=1, **quiet)
@@ -264,13 +264,17 @@ class TrustedName(SecureNoise):
 @pytest.mark.parametrize("noise", [ConfidentNoise(3), TrustedName()])
 def test_a_source_that_calls_itself_secure_is_not_believed(noise, logistic, quiet):
     with logistic():
-        idata = dp.sample(5, chains=1, epsilon=1.0, noise=noise, step=dp.DPPenalty, **quiet, **FAST)
+        idata = dp.sample(
+            5, chains=1, epsilon=1.0, noise_source=noise, step=dp.DPPenalty, **quiet, **FAST
+        )
     assert idata.attrs["privacy_valid"] == 0
     assert idata.attrs["privacy_epsilon"] == np.inf
     assert "NOT PRIVATE" in idata.attrs["privacy_statement"]
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
     with logistic(), pytest.raises(dp.PrivacyConfigurationError, match="insecure noise"):
-        dp.sample(5, chains=1, epsilon=1.0, noise=noise, ledger=ledger, step=dp.DPPenalty, **FAST)
+        dp.sample(
+            5, chains=1, epsilon=1.0, noise_source=noise, ledger=ledger, step=dp.DPPenalty, **FAST
+        )
 
 
 @pytest.mark.parametrize(("chains", "said"), [(1, "The chain never moved"), (2, "None of the 2")])

@@ -83,7 +83,7 @@ def step_on(model, step=dp.DPPenalty, **keywords):
         "noise_multiplier": 30.0,
         "draws": 25,
         "chains": 2,
-        "noise": dp.InsecureSeededNoise(3),
+        "noise_source": dp.InsecureSeededNoise(3),
         "model": model,
         "chunk_size": CHUNK,
     } | keywords
@@ -194,7 +194,12 @@ GRADIENTS = {
 @pytest.mark.parametrize("sizes", [[1600, 1600], [800] * 4], ids=str)
 def test_samplers_with_derivatives_draw_like_one_machine(client, quiet, name, sizes):
     """Anchor, residuals and gradients too: histograms, sums and counts of all workers are whole numbers."""
-    settings = {"draws": 8, "chains": 1, "noise": dp.InsecureSeededNoise(3), "chunk_size": CHUNK}
+    settings = {
+        "draws": 8,
+        "chains": 1,
+        "noise_source": dp.InsecureSeededNoise(3),
+        "chunk_size": CHUNK,
+    }
     make = GRADIENTS[name] | settings
     step = make.pop("step")
     alone = step(model=model_of(*records()), **make)
@@ -207,7 +212,10 @@ def test_samplers_with_derivatives_draw_like_one_machine(client, quiet, name, si
 
 
 def test_samples_of_units_are_those_of_one_machine(client, quiet):
-    sizes, settings = [1600, 1600], {"batch_rate": 0.3, "tempering": 0.3, "draws": 10, "chains": 1}
+    sizes, settings = (
+        [1600, 1600],
+        {"sampling_rate": 0.3, "tempering": 0.3, "draws": 10, "chains": 1},
+    )
     shards = dp.Shards(client, loader(sizes), records=sizes)
     ours = run(step_on(stand_in(), shards=shards, **settings), quiet)
     theirs = run(step_on(model_of(*records()), **settings), quiet)
@@ -242,7 +250,7 @@ def test_units_are_those_of_one_machine(client, quiet):
 
 def test_the_guarantee_is_for_all_records(client):
     shards = dp.Shards(client, loader([1600, 1600]), records=[1600, 1600])
-    common = {"noise_multiplier": None, "epsilon": 2.0, "noise": None}
+    common = {"noise_multiplier": None, "epsilon": 2.0, "noise_source": None}
     step, alone = (
         step_on(stand_in(), shards=shards, **common),
         step_on(model_of(*records()), **common),
@@ -421,7 +429,12 @@ def test_parallel_chains_are_refused_before_they_cost_anything(client, copied):
     ledger = dp.PrivacyLedger(epsilon=2.0, delta=1e-5)
     shards = dp.Shards(client, loader([1600, 1600]), records=[1600, 1600])
     step = step_on(
-        stand_in(), shards=shards, noise_multiplier=None, epsilon=1.0, noise=None, ledger=ledger
+        stand_in(),
+        shards=shards,
+        noise_multiplier=None,
+        epsilon=1.0,
+        noise_source=None,
+        ledger=ledger,
     )
     if copied == "by fork":
         shards._process += 1  # as a child process would find it
@@ -468,7 +481,7 @@ def test_a_worker_that_dies_changes_nothing(client, one_machine, quiet, monkeypa
     kill_a_worker_during(client, monkeypatch, iteration=12)
     shards = dp.Shards(client, loader([1600, 1600]), records=[1600, 1600])
     before = set(client.nthreads())
-    draws, rates = run(step_on(stand_in(), shards=shards, noise=Counted(3)), quiet)
+    draws, rates = run(step_on(stand_in(), shards=shards, noise_source=Counted(3)), quiet)
     client.wait_for_workers(2, timeout=60)
     assert set(client.nthreads()) != before  # one of them did die
     np.testing.assert_array_equal(draws, one_machine[0])
@@ -497,7 +510,7 @@ def test_a_run_that_cannot_go_on_ends_within_its_budget(client, quiet, monkeypat
         shards=dp.Shards(client, load, records=[1600, 1600]),
         noise_multiplier=None,
         epsilon=1.0,
-        noise=None,
+        noise_source=None,
         ledger=ledger,
     )
     step.stop_tuning()
@@ -511,7 +524,7 @@ def test_a_run_that_cannot_go_on_ends_within_its_budget(client, quiet, monkeypat
     assert 0 < ledger.spent() <= 1.0
     assert step.used == 12  # the one that failed is counted
     with pytest.raises(dp.PrivacyBudgetExceeded):
-        run(step_on(model_of(*records()), noise_multiplier=None, epsilon=0.5, noise=None,
+        run(step_on(model_of(*records()), noise_multiplier=None, epsilon=0.5, noise_source=None,
                     ledger=ledger), quiet)  # fmt: skip
 
 

@@ -35,7 +35,7 @@ _HUGE = float(np.finfo(np.float64).max)
 
 _REFUSED = {
     "ledger": "an audit is for synthetic or public data, and is charged to no account",
-    "noise": "a claim rests on the secure noise only",
+    "noise_source": "a claim rests on the secure noise only",
     "chains": "each run is one chain",
     "model": "the model is the first argument",
 }

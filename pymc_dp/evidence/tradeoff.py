@@ -26,7 +26,7 @@ from pymc_dp.sampling import sample
 from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.run import check_finite_epsilon
 
-_OWN = ("epsilon", "ledger", "noise", "noise_multiplier")
+_OWN = ("epsilon", "ledger", "noise_source", "noise_multiplier")
 _REFERENCE = {"draws": 1000, "tune": 1000, "chains": 2}
 _INTERVAL = (0.05, 0.95)
 _TITLE = "What ε buys, on made-up data"
@@ -201,7 +201,7 @@ def tradeoff(
                     epsilon=epsilon,
                     step=step,
                     model=compiled,
-                    noise=InsecureSeededNoise(random_seed),
+                    noise_source=InsecureSeededNoise(random_seed),
                     **{**settings, **keywords},
                 )
             except (UnsupportedModelError, PrivacyConfigurationError):

@@ -63,7 +63,7 @@ class Owner:
         Iterations of a chain that are answered; 0 for none.
     ratio_share : float
         Part of the budget (of μ²) for these, if there are any; the rest is for a surrogate. 1 for none.
-    unit, public, ledger, noise, chunk_size, model, compile_kwargs
+    unit, public, ledger, noise_source, chunk_size, model, compile_kwargs
         As in :class:`~pymc_dp.DPPenalty`. The model's prior is not used: it is the coordinator's, and
         counted once.
     journal : path-like, optional
@@ -104,7 +104,7 @@ class Owner:
         unit: str | int | ArrayLike | None = None,
         public: Sequence[str] = (),
         ledger: PrivacyLedger | None = None,
-        noise: NoiseSource | None = None,
+        noise_source: NoiseSource | None = None,
         chunk_size: int | None = None,
         model: pm.Model | CompiledModel | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
@@ -114,7 +114,7 @@ class Owner:
         ratio_share = fraction("ratio_share", ratio_share, one_allowed=True) if ratios else 0.0
         if math.isinf(check_epsilon(epsilon)):
             raise PrivacyConfigurationError("`epsilon` must be finite.")
-        self._noise: NoiseSource = SecureNoise() if noise is None else noise
+        self._noise: NoiseSource = SecureNoise() if noise_source is None else noise_source
         self._secure = type(self._noise) is SecureNoise
         if ledger is not None and not isinstance(ledger, PrivacyLedger):
             raise PrivacyConfigurationError(

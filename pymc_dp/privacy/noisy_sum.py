@@ -305,7 +305,7 @@ def check_multiplier(noise_multiplier: float, noise: NoiseSource) -> None:
             "`noise_multiplier` must be positive and below "
             f"{_MAX_NOISE_SCALE / 2 / RESOLUTION:.0e}. Found {noise_multiplier!r}: a larger `epsilon` "
             "needs less noise. Zero noise is for debugging only and needs "
-            "`noise=InsecureSeededNoise(seed)`."
+            "`noise_source=InsecureSeededNoise(seed)`."
         )
 
 

@@ -91,7 +91,7 @@ class _StochasticGradientStep(PrivateStep):
         noise_multiplier: float | None = None,
         gradient_clip: float | None = None,
         step_size: float | None = None,
-        batch_rate: float | None = None,
+        sampling_rate: float | None = None,
         tempering: float = 1.0,
         **run: Unpack[RunSettings],
     ):
@@ -104,8 +104,8 @@ class _StochasticGradientStep(PrivateStep):
         )
         self._rate = (
             min(1.0, _DEFAULT_BATCH / n)
-            if batch_rate is None
-            else check_rate("batch_rate", batch_rate)
+            if sampling_rate is None
+            else check_rate("sampling_rate", sampling_rate)
         )
         self._z = self.run.multiplier(noise_multiplier, self._rate)
         self._sigma = self._tempering / self._rate * noise_sd(self._clip, self._z)
@@ -145,7 +145,7 @@ class _StochasticGradientStep(PrivateStep):
         return {
             "gradient_clip": self._clip,
             "step_size": self._step_size,
-            "batch_rate": self._rate,
+            "sampling_rate": self._rate,
             "tempering": self._tempering,
             "gradient_noise_sd": self._sigma,
         }
@@ -182,7 +182,7 @@ class DPSGLD(_StochasticGradientStep):
     gradient_clip : float, optional
         b_g: a unit's gradient is clipped to this Euclidean norm, which biases the draws if it happens
         often. Default √d.
-    batch_rate : float, optional
+    sampling_rate : float, optional
         q in (0, 1]: probability with which a unit enters an iteration's secret sample. Default:
         1000 units, or all.
     step_size : float, optional
@@ -219,7 +219,7 @@ class DPSGLD(_StochasticGradientStep):
             raise PrivacyConfigurationError(
                 f"At `step_size` = {self._step_size:g} the privacy noise alone exceeds the noise of "
                 f"Langevin dynamics: at most {4 / self._sigma**2:g} is possible here. Take a "
-                "smaller one, or a larger `epsilon` or `batch_rate`."
+                "smaller one, or a larger `epsilon` or `sampling_rate`."
             )
 
     def _move(self, theta: Vector, gradient: Vector) -> Vector:
@@ -246,7 +246,7 @@ class DPSGNHT(_StochasticGradientStep):
         exceed half the momentum's own size.
     diffusion : float, optional
         A. Default 0.1/h.
-    vars, noise_multiplier, gradient_clip, batch_rate, tempering
+    vars, noise_multiplier, gradient_clip, sampling_rate, tempering
         As in :class:`DPSGLD`.
     draws, tune, chains, epsilon, delta, **run
         As in :class:`~pymc_dp.steps.run.RunSettings`.

@@ -116,7 +116,8 @@ class PrivateStep(BlockedStep):
     ):
         given = checked_settings(type(self).__name__, run)
         of_run = {
-            name: given[name] for name in ("draws", "tune", "chains", "epsilon", "ledger", "noise")
+            name: given[name]
+            for name in ("draws", "tune", "chains", "epsilon", "ledger", "noise_source")
         }
         self.run = Run(type(self).__name__, instead, **of_run)
         if shards is not None and not isinstance(shards, Shards):

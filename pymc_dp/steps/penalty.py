@@ -81,7 +81,7 @@ class DPPenalty(PrivateStep):
         Acceptance rate that tuning steers the scale to, by dual averaging on the noisy test.
     tempering : float, optional
         T in (0, 1], multiplies the log-likelihood (n0/n in the papers). Default 1.
-    batch_rate : float, optional
+    sampling_rate : float, optional
         q in (0, 1]: evaluate, in every iteration, a secret sample that each unit enters with this
         probability. Saves time with many records, but is approximate, and useful with tempering only:
         see the notes. Default 1: every unit.
@@ -104,7 +104,7 @@ class DPPenalty(PrivateStep):
     **Guarantee**: k iterations in all are (ε, δ)-DP with μ² = k/z² in
     :func:`~pymc_dp.privacy.accounting.gaussian_delta` (Räisä, 2021, Theorem 3.2).
 
-    With ``batch_rate`` below 1 the release is that of :class:`~pymc_dp.steps.acceptance.NoisyRatio`
+    With ``sampling_rate`` below 1 the release is that of :class:`~pymc_dp.steps.acceptance.NoisyRatio`
     (Räisä, 2021, section 3.4), one PoissonGaussian event per iteration. The penalty then also corrects
     for the sampling, as if its error were normal and its variance known: a bias that is small while
     that variance, about :math:`(T^2 (1-q)/q) \sum_i r_i^2`, is below one. As it grows with n at
@@ -134,7 +134,7 @@ class DPPenalty(PrivateStep):
         update: Literal["joint", "one-component", "guided"] = "joint",
         target_accept: float = 0.3,
         tempering: float = 1.0,
-        batch_rate: float = 1.0,
+        sampling_rate: float = 1.0,
         shards: Shards | None = None,
         **run: Unpack[RunSettings],
     ):
@@ -145,7 +145,7 @@ class DPPenalty(PrivateStep):
         self._update = update
         self._target_accept = fraction("target_accept", target_accept)
         self._tempering = fraction("tempering", tempering, one_allowed=True)
-        self._rate = check_rate("batch_rate", batch_rate)
+        self._rate = check_rate("sampling_rate", sampling_rate)
         super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, shards=shards, **run)
         d = self.compiled.d
         self._clip = math.sqrt(d) if clip is None else positive("clip", clip)
@@ -174,7 +174,7 @@ class DPPenalty(PrivateStep):
                 "scale": self._first_scale,
                 "update": update,
                 "tempering": self._tempering,
-                "batch_rate": self._rate,
+                "sampling_rate": self._rate,
                 "target_accept": self._target_accept,
                 "typical_noise_sd": self._noise_sd_of_scale(self._first_scale),
                 **arrays,

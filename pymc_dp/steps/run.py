@@ -40,7 +40,7 @@ class RunSettings(TypedDict, total=False):
         As in :class:`~pymc_dp.CompiledModel`; settled already if `model` is one.
     ledger : PrivacyLedger, optional
         Account of the data set, shared by several analyses.
-    noise : NoiseSource, optional
+    noise_source : NoiseSource, optional
         For tests only: ``InsecureSeededNoise(seed)`` makes runs reproducible and void.
     model : Model or CompiledModel, optional
         Default: the one whose context the step is built in.
@@ -58,7 +58,7 @@ class RunSettings(TypedDict, total=False):
     unit: str | int | ArrayLike | None
     public: Sequence[str]
     ledger: PrivacyLedger | None
-    noise: NoiseSource | None
+    noise_source: NoiseSource | None
     chunk_size: int | None
     model: pm.Model | CompiledModel | None
     compile_kwargs: Mapping[str, Any] | None
@@ -127,7 +127,7 @@ class Run:
         The algorithm's name.
     instead : mapping
         What fixes the cost in place of `epsilon`, by name; empty if nothing can.
-    draws, tune, chains, epsilon, ledger, noise
+    draws, tune, chains, epsilon, ledger, noise_source
         As in :class:`RunSettings`.
 
     Raises
@@ -148,13 +148,13 @@ class Run:
         chains: int,
         epsilon: float | None,
         ledger: PrivacyLedger | None,
-        noise: NoiseSource | None,
+        noise_source: NoiseSource | None,
     ):
         self.step = step
         self.draws = whole("draws", draws, 1)
         self.tune = whole("tune", tune, 0)
         self.chains = whole("chains", chains, 1)
-        self.noise: NoiseSource = SecureNoise() if noise is None else noise
+        self.noise: NoiseSource = SecureNoise() if noise_source is None else noise_source
         self.secure = type(self.noise) is SecureNoise
         self._check_budget(epsilon, instead)
         self.epsilon = epsilon
@@ -166,7 +166,7 @@ class Run:
         if ledger is not None and not self.secure:
             raise PrivacyConfigurationError(
                 "A ledger accounts for real guarantees; a run with insecure noise has none. Leave "
-                "`ledger` out, or `noise`."
+                "`ledger` out, or `noise_source`."
             )
         self._given_ledger = ledger
         self.run_id = secrets.randbits(62)
@@ -192,7 +192,7 @@ class Run:
         if positive(name, z, zero_allowed=True) == 0 and self.noise.secure:
             raise PrivacyConfigurationError(
                 f"`{name}=0` releases the data as they are. To debug without noise, "
-                "say so: add `noise=InsecureSeededNoise(seed)`; the result will carry no "
+                "say so: add `noise_source=InsecureSeededNoise(seed)`; the result will carry no "
                 "guarantee."
             )
 
@@ -287,7 +287,7 @@ def check_finite_epsilon(epsilon: float) -> None:
     if math.isinf(check_epsilon(epsilon)):
         raise PrivacyConfigurationError(
             "`epsilon` must be finite. To debug without noise, say so: `noise_multiplier=0, "
-            "noise=InsecureSeededNoise(seed)`."
+            "noise_source=InsecureSeededNoise(seed)`."
         )
 
 

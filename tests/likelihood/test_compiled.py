@@ -46,7 +46,7 @@ STEPS = [
 
 def draws(step_type, settings, model, quiet, **run):
     step = step_type(
-        draws=5, chains=1, epsilon=20.0, delta=1e-4, noise=dp.InsecureSeededNoise(1), model=model, **run,
+        draws=5, chains=1, epsilon=20.0, delta=1e-4, noise_source=dp.InsecureSeededNoise(1), model=model, **run,
         **settings,
     )  # fmt: skip
     raw = pm.sample(5, tune=0, chains=1, step=step, model=step.model, random_seed=1, **quiet)
@@ -79,7 +79,7 @@ def test_a_second_step_compiles_nothing(model, no_compiler):
     "wrong",
     [
         {"step": dp.DPPenalty, "clip": -1.0},
-        {"step": dp.DPPenalty, "noise": dp.InsecureSeededNoise(0), "ledger": True},
+        {"step": dp.DPPenalty, "noise_source": dp.InsecureSeededNoise(0), "ledger": True},
         {"step": dp.DPHMC, "mass": [1.0, -1.0]},
         {"step": dp.DPAnchored, "anchor_share": 2.0},
         {"step": dp.DPBarker, "batch_size": N + 1},

@@ -175,8 +175,8 @@ def test_a_tiny_rate_takes_time_for_the_sample_only():
 
 @pytest.mark.parametrize("rate", [0, -0.1, 1.001, math.nan, math.inf, 1e-8, "0.5", None, True])
 def test_rates_out_of_range_are_refused_by_name(rate):
-    with pytest.raises(PrivacyConfigurationError, match="`batch_rate`"):
-        check_rate("batch_rate", rate)
+    with pytest.raises(PrivacyConfigurationError, match="`sampling_rate`"):
+        check_rate("sampling_rate", rate)
 
 
 @pytest.mark.parametrize("rate", [1, 0.5, MIN_RATE, np.float64(0.25)])

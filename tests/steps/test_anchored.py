@@ -234,7 +234,7 @@ def test_a_group_of_records_that_stands_out_is_not_clipped_away():
         epsilon=4.0,
         model=model,
         compile_kwargs=FAST,
-        noise=InsecureSeededNoise(3),
+        noise_source=InsecureSeededNoise(3),
     )
     anchor = step.build_anchor()
     at_mode = np.linalg.solve(anchor.W, mode - anchor.theta0)
@@ -266,7 +266,7 @@ def test_a_rare_category_is_found_or_the_run_refused():
     outcomes = []
     for seed in range(4):
         step = DPAnchored(
-            chains=1, draws=10, epsilon=3.0, model=model, noise=InsecureSeededNoise(seed)
+            chains=1, draws=10, epsilon=3.0, model=model, noise_source=InsecureSeededNoise(seed)
         )
         try:
             anchor = step.build_anchor()
@@ -527,7 +527,7 @@ def test_a_record_that_overflows_near_the_anchor_tells_nothing(errors):
             pm.Normal("y", mu, pm.math.exp(log_sigma), observed=pm.Data("Y", y))
         step = DPAnchored(
             chains=1, draws=3, epsilon=200.0, model=model, compile_kwargs=FAST,
-            noise=InsecureSeededNoise(0),
+            noise_source=InsecureSeededNoise(0),
         )  # fmt: skip
         with (
             np.errstate(over=errors, invalid=errors, divide=errors),
@@ -548,7 +548,7 @@ def test_flat_priors_are_found_like_others(quiet):
         level, slope = pm.Flat("level"), pm.Flat("slope")
         pm.Normal("y", level + slope * pm.Data("x", x), 1.0, observed=pm.Data("Y", y))
     step = dp.DPAnchored(
-        epsilon=2.0, draws=100, chains=1, model=model, noise=dp.InsecureSeededNoise(3)
+        epsilon=2.0, draws=100, chains=1, model=model, noise_source=dp.InsecureSeededNoise(3)
     )
     anchor = step.build_anchor()
     exact = np.linalg.lstsq(np.column_stack([np.ones(n), x]), y, rcond=None)[0]
@@ -605,7 +605,7 @@ def test_private_terms_do_not_travel():
     """What a step keeps of its records, besides the model's own data, is left out of pickles."""
     step = DPAnchored(
         draws=5, chains=1, epsilon=50.0, model=skewed(), compile_kwargs=FAST,
-        noise=InsecureSeededNoise(1),
+        noise_source=InsecureSeededNoise(1),
     )  # fmt: skip
     before = len(cloudpickle.dumps(step))
     step.build_anchor()

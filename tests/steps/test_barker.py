@@ -130,7 +130,7 @@ def draw(draws, **settings):
         **{"batch_size": 1000, "tempering": T, "scale": 0.17} | settings,
         draws=draws,
         chains=2,
-        noise=dp.InsecureSeededNoise(3),
+        noise_source=dp.InsecureSeededNoise(3),
         model=compiled_share(),
     )
     return pm.sample(
@@ -197,7 +197,12 @@ def test_tempered_posterior_long(batch_size, variance):
 def test_only_the_batch_is_evaluated(logistic):
     model, sizes = logistic(n=400), []
     step = dp.DPBarker(
-        batch_size=25, chains=1, draws=10, noise=dp.InsecureSeededNoise(1), model=model, **FAST
+        batch_size=25,
+        chains=1,
+        draws=10,
+        noise_source=dp.InsecureSeededNoise(1),
+        model=model,
+        **FAST,
     )
     evaluate = step.compiled.likelihood._evaluate
     step.compiled.likelihood._evaluate = lambda theta, *rows: (
@@ -307,7 +312,7 @@ def test_tuning_steers_acceptance_from_released_numbers_only(logistic, quiet):
         chains=1,
         draws=300,
         target_accept=0.3,
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
         model=model,
         **FAST,
     )
@@ -325,7 +330,7 @@ def test_moves_too_far_are_rejected(scale, logistic, recwarn):
         scale=scale,
         chains=1,
         draws=4,
-        noise=dp.InsecureSeededNoise(0),
+        noise_source=dp.InsecureSeededNoise(0),
         model=logistic(),
         **FAST,
     )
@@ -347,7 +352,7 @@ def test_a_point_without_prior_mass_is_rejected_without_a_look_at_data():
         scale=1e3,
         chains=1,
         draws=3,
-        noise=dp.InsecureSeededNoise(0),
+        noise_source=dp.InsecureSeededNoise(0),
         model=model,
         **FAST,
     )

@@ -122,11 +122,11 @@ def built(step_type, model=None, **settings):
     keywords = {
         "noise_multiplier": 0.5,
         "gradient_clip": 6.0,
-        "batch_rate": 0.2,
+        "sampling_rate": 0.2,
         "tempering": 0.25,
         "draws": 5000,
         "chains": 1,
-        "noise": dp.InsecureSeededNoise(1),
+        "noise_source": dp.InsecureSeededNoise(1),
         "rng": 2,
         "model": model or normal_model(),
     }
@@ -152,7 +152,7 @@ def posterior(tempering):
 @pytest.mark.parametrize("step_type", STEPS)
 @pytest.mark.parametrize("rate", [0.2, 1.0])
 def test_the_noisy_gradient_is_unbiased_and_as_noisy_as_it_says(step_type, rate):
-    step, theta, repeats = built(step_type, batch_rate=rate), np.array([0.3]), 1500
+    step, theta, repeats = built(step_type, sampling_rate=rate), np.array([0.3]), 1500
     T, (event,) = 0.25, step.guarantee.events
     found = np.array(
         [step._noisy_gradient(theta, Permit(0, i, (event,)))[0] for i in range(repeats)]
@@ -194,7 +194,7 @@ def test_sgld_has_the_mean_of_the_posterior_and_the_variance_of_its_recursion():
 def test_sgld_with_small_steps_and_all_units_comes_near_the_posterior():
     mean, precision = posterior(0.25)
     step = built(
-        dp.comparators.DPSGLD, step_size=0.3 / precision, batch_rate=1.0, noise_multiplier=0.1
+        dp.comparators.DPSGLD, step_size=0.3 / precision, sampling_rate=1.0, noise_multiplier=0.1
     )
     path = chain(step, 4000, mean, keep=20)
     correlation = 1 - 0.15
@@ -214,7 +214,7 @@ def test_sgnht_absorbs_the_noise_of_samples():
     step = built(
         dp.comparators.DPSGNHT,
         step_size=h,
-        batch_rate=q,
+        sampling_rate=q,
         noise_multiplier=0.2,
         diffusion=2.0,
         draws=7000,
@@ -241,7 +241,7 @@ def test_the_friction_adapts_on_a_narrow_posterior():
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, 1, observed=pm.Data("Y", data))
     step = built(
-        dp.comparators.DPSGNHT, model, batch_rate=q, noise_multiplier=0.01, tempering=1.0,
+        dp.comparators.DPSGNHT, model, sampling_rate=q, noise_multiplier=0.01, tempering=1.0,
         step_size=0.1 / math.sqrt(n),
     )  # fmt: skip
     error = step._step_size * math.sqrt(n * (1 - q) / q)
@@ -259,19 +259,19 @@ def test_the_friction_adapts_on_a_narrow_posterior():
 
 @pytest.mark.parametrize("step_type", STEPS)
 def test_events_and_cost(step_type, logistic):
-    step = built(step_type, logistic(), draws=2, chains=2, noise=None, noise_multiplier=1.5)
+    step = built(step_type, logistic(), draws=2, chains=2, noise_source=None, noise_multiplier=1.5)
     assert step.guarantee.events == (PoissonGaussian(1.5, accounted_rate(0.2)),)
     assert step.guarantee.epsilon == composed_epsilon(
         times(step.guarantee.events, 4), step.guarantee.delta
     )
-    whole = built(step_type, logistic(), draws=2, noise=None, batch_rate=1)
+    whole = built(step_type, logistic(), draws=2, noise_source=None, sampling_rate=1)
     assert whole.guarantee.events == (Gaussian(0.5),)
 
 
 @pytest.mark.parametrize("step_type", [dp.comparators.DPSGLD])
 def test_the_budget_is_kept(step_type, logistic):
     step = step_type(
-        epsilon=1.0, delta=1e-4, batch_rate=0.1, chains=1, draws=3, model=logistic(), **FAST
+        epsilon=1.0, delta=1e-4, sampling_rate=0.1, chains=1, draws=3, model=logistic(), **FAST
     )
     spent = composed_epsilon(times(step.guarantee.events, 3), 1e-4)
     assert 0.99 < spent <= 1.0
@@ -280,7 +280,7 @@ def test_the_budget_is_kept(step_type, logistic):
 @pytest.mark.parametrize("step_type", STEPS)
 def test_only_sampled_records_are_evaluated_and_all_at_rate_one(step_type, logistic):
     for rate, expected in ((0.1, 40), (1.0, 400)):
-        step, sizes = built(step_type, logistic(n=400), batch_rate=rate), []
+        step, sizes = built(step_type, logistic(n=400), sampling_rate=rate), []
         function = step.compiled.gradients._function
         step.compiled.gradients._function = lambda theta, *rows, f=function, s=sizes: (
             s.append(len(rows[0])) or f(theta, *rows)
@@ -306,7 +306,7 @@ def test_moves_out_of_the_support_stay_and_later_ones_may_move(step_type):
         bounded_model(),
         step_size=0.3,
         noise_multiplier=0.0,
-        batch_rate=1.0,
+        sampling_rate=1.0,
         tempering=0.02,
     )
     point, accepted = {"p": np.array(0.5)}, []
@@ -322,7 +322,11 @@ def test_moves_out_of_the_support_stay_and_later_ones_may_move(step_type):
 
 def test_a_new_momentum_after_a_move_that_stayed():
     step = built(
-        dp.comparators.DPSGNHT, bounded_model(), step_size=0.3, noise_multiplier=0.0, batch_rate=1.0
+        dp.comparators.DPSGNHT,
+        bounded_model(),
+        step_size=0.3,
+        noise_multiplier=0.0,
+        sampling_rate=1.0,
     )
     point = {"p": np.array(0.5)}
     step.momentum = np.array([1e3])
@@ -339,7 +343,7 @@ def test_a_move_that_overflows_does_not_spoil_the_thermostat(step_size, logistic
         logistic(),
         step_size=step_size,
         noise_multiplier=0.0,
-        batch_rate=1.0,
+        sampling_rate=1.0,
     )
     recwarn.clear()
     point = step.model.initial_point()
@@ -377,7 +381,7 @@ def test_default_step_size_leaves_room_for_the_error_of_samples(step_type, n):
         noise_multiplier=0.3,
         chains=1,
         draws=1000,
-        noise=dp.InsecureSeededNoise(0),
+        noise_source=dp.InsecureSeededNoise(0),
         model=model,
         **FAST,
     )
@@ -391,7 +395,7 @@ def test_default_step_size_leaves_room_for_the_error_of_samples(step_type, n):
 
 def test_langevin_refuses_a_step_that_the_privacy_noise_overfills(logistic):
     model = logistic()
-    settings = {"noise_multiplier": 2.0, "batch_rate": 0.5, "gradient_clip": 1.0}
+    settings = {"noise_multiplier": 2.0, "sampling_rate": 0.5, "gradient_clip": 1.0}
     sigma = 2 * noise_sd(1.0, 2.0)
     limit = 4 / sigma**2
     step = dp.comparators.DPSGLD(
@@ -415,9 +419,9 @@ def test_langevin_refuses_a_step_that_the_privacy_noise_overfills(logistic):
         {"step_size": math.nan},
         {"gradient_clip": 0.0},
         {"gradient_clip": math.inf},
-        {"batch_rate": 0.0},
-        {"batch_rate": 1.5},
-        {"batch_rate": True},
+        {"sampling_rate": 0.0},
+        {"sampling_rate": 1.5},
+        {"sampling_rate": True},
         {"tempering": 0.0},
         {"tempering": 2.0},
         {"noise_multiplier": 0},

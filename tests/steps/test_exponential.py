@@ -98,7 +98,7 @@ def test_a_wrong_penalty_is_caught():
 
 def sampled(model, draws, quiet, **keywords):
     step = dp.DPExponentialFamily(
-        draws=draws, chains=2, noise=dp.InsecureSeededNoise(3), model=model, **keywords
+        draws=draws, chains=2, noise_source=dp.InsecureSeededNoise(3), model=model, **keywords
     )
     return pm.sample(draws, tune=0, chains=2, step=step, random_seed=5, model=model, **quiet)
 
@@ -178,7 +178,7 @@ def test_without_noise_it_is_plain_metropolis(quiet, fast):
     y = rng.normal(1, 2, size=50)
     model = normal(y)
     step = dp.DPExponentialFamily(
-        noise_multiplier=0, scale=0.3, chains=1, draws=300, bounds=(-9, 9), noise=dp.InsecureSeededNoise(0),
+        noise_multiplier=0, scale=0.3, chains=1, draws=300, bounds=(-9, 9), noise_source=dp.InsecureSeededNoise(0),
         model=model, **fast,
     )  # fmt: skip
     seed = np.random.default_rng(42)
@@ -424,7 +424,7 @@ def test_tuning_steers_acceptance_from_released_numbers_only(quiet, fast):
     model = beta_bernoulli(np.repeat([0, 1], 300))
     step = dp.DPExponentialFamily(
         noise_multiplier=3.0, scale=5.0, tune=400, chains=1, draws=500, target_accept=0.4,
-        noise=dp.InsecureSeededNoise(1), model=model, **fast,
+        noise_source=dp.InsecureSeededNoise(1), model=model, **fast,
     )  # fmt: skip
     idata = pm.sample(500, tune=400, chains=1, step=step, random_seed=1, model=model, **quiet)
     scale = idata.sample_stats["scale"].values

@@ -122,7 +122,9 @@ def test_its_defaults_move_on_real_data(quiet):
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 2, shape=4)
         pm.Bernoulli("married", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y))
-    step = dp.DPHMC(epsilon=4.0, draws=400, chains=1, model=model, noise=dp.InsecureSeededNoise(1))
+    step = dp.DPHMC(
+        epsilon=4.0, draws=400, chains=1, model=model, noise_source=dp.InsecureSeededNoise(1)
+    )
     raw = pm.sample(400, tune=0, chains=1, step=step, model=model, random_seed=1, **quiet)
     accepted = raw.sample_stats["accepted"].values[0]
     assert accepted[:100].mean() > 0.2
@@ -155,7 +157,7 @@ def test_step_in_pymc_reaches_the_exact_posterior(draws, quiet):
         n_leapfrog=4,
         draws=draws,
         chains=2,
-        noise=dp.InsecureSeededNoise(3),
+        noise_source=dp.InsecureSeededNoise(3),
         model=compiled(),
     )
     idata = pm.sample(draws, tune=0, chains=2, step=step, random_seed=5, model=step.model, **quiet)
@@ -176,7 +178,7 @@ def test_without_noise_it_is_plain_hmc(logistic, quiet):
         mass=[1.0, 2.0],
         chains=1,
         draws=60,
-        noise=dp.InsecureSeededNoise(0),
+        noise_source=dp.InsecureSeededNoise(0),
         model=model,
         **FAST,
     )
@@ -280,7 +282,7 @@ def test_tuning_steers_the_step_size(logistic, quiet):
         tune=150,
         chains=1,
         draws=150,
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
         model=model,
         **FAST,
     )
@@ -298,7 +300,7 @@ def test_state_round_trip(logistic):
             gradient_multiplier=1.0,
             chains=1,
             draws=8,
-            noise=dp.InsecureSeededNoise(5),
+            noise_source=dp.InsecureSeededNoise(5),
             rng=3,
             model=model,
             **FAST,

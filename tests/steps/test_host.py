@@ -151,7 +151,7 @@ def seeded_step(model, **keywords):
         "noise_multiplier": 1.0,
         "draws": 12,
         "chains": 1,
-        "noise": dp.InsecureSeededNoise(5),
+        "noise_source": dp.InsecureSeededNoise(5),
         "compile_kwargs": {"mode": "FAST_COMPILE"},
         "model": model,
     } | keywords

@@ -237,7 +237,7 @@ def through_pymc(draws, quiet, **settings):
         **{"clip": 10.0, "noise_multiplier": 0.2, "tempering": 0.1} | settings,
         draws=draws,
         chains=2,
-        noise=dp.InsecureSeededNoise(3),
+        noise_source=dp.InsecureSeededNoise(3),
         model=compiled(),
     )
     idata = pm.sample(draws, tune=0, chains=2, step=step, random_seed=5, model=step.model, **quiet)
@@ -248,14 +248,14 @@ def through_pymc(draws, quiet, **settings):
 @pytest.mark.parametrize("update", ["joint", "guided"])
 def test_step_in_pymc_reaches_the_tempered_posterior(update, quiet):
     """Through PyMC: transforms, Jacobian, compiled terms, samples and noise together."""
-    sample = through_pymc(1500, quiet, batch_rate=0.2, scale=0.15, update=update)
+    sample = through_pymc(1500, quiet, sampling_rate=0.2, scale=0.15, update=update)
     check_moments(sample, tempered(0.1))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.2, 0.5])
 def test_tempered_posterior_long(rate, quiet):
-    sample = through_pymc(30_000, quiet, batch_rate=rate, scale=0.2)
+    sample = through_pymc(30_000, quiet, sampling_rate=rate, scale=0.2)
     check_moments(sample, tempered(0.1), bias=(0.02, 0.02))
 
 
@@ -298,14 +298,14 @@ def test_bias_is_as_documented(rate, most):
 
 def test_rate_one_is_the_plain_sampler_to_the_last_bit(logistic, quiet):
     found = []
-    for more in ({}, {"batch_rate": 1}, {"batch_rate": 1.0}):
+    for more in ({}, {"sampling_rate": 1}, {"sampling_rate": 1.0}):
         model = logistic()
         step = dp.DPPenalty(
             noise_multiplier=1.0,
             tune=5,
             chains=1,
             draws=40,
-            noise=dp.InsecureSeededNoise(1),
+            noise_source=dp.InsecureSeededNoise(1),
             model=model,
             **more,
             **FAST,
@@ -323,11 +323,11 @@ def test_only_sampled_records_are_evaluated(logistic, quiet):
     model, sizes = logistic(n=400), []
     step = dp.DPPenalty(
         noise_multiplier=1.0,
-        batch_rate=0.1,
+        sampling_rate=0.1,
         tempering=0.1,
         chains=1,
         draws=30,
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
         model=model,
         **FAST,
     )
@@ -359,11 +359,11 @@ def test_the_test_subtracts_the_noise_that_was_added(logistic, monkeypatch):
     )
     step = dp.DPPenalty(
         noise_multiplier=1.5,
-        batch_rate=0.2,
+        sampling_rate=0.2,
         tempering=0.3,
         chains=1,
         draws=10,
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
         model=logistic(),
         **FAST,
     )
@@ -379,7 +379,7 @@ def test_the_test_subtracts_the_noise_that_was_added(logistic, monkeypatch):
 def test_events_and_settings(logistic):
     step = dp.DPPenalty(
         noise_multiplier=2.0,
-        batch_rate=0.25,
+        sampling_rate=0.25,
         tempering=0.5,
         draws=2,
         chains=3,
@@ -387,7 +387,7 @@ def test_events_and_settings(logistic):
         **FAST,
     )
     assert step.guarantee.events == (PoissonGaussian(2.0, accounted_rate(0.25)),)
-    assert step.guarantee.settings["batch_rate"] == 0.25
+    assert step.guarantee.settings["sampling_rate"] == 0.25
     assert step.guarantee.epsilon == composed_epsilon(
         times(step.guarantee.events, 6), step.guarantee.delta
     )
@@ -397,7 +397,7 @@ def test_the_budget_buys_less_noise_for_samples(logistic):
     """And never costs more than it."""
     plain, sampled = (
         dp.DPPenalty(
-            epsilon=1.0, delta=1e-4, batch_rate=rate, chains=1, draws=3, model=logistic(), **FAST
+            epsilon=1.0, delta=1e-4, sampling_rate=rate, chains=1, draws=3, model=logistic(), **FAST
         ).events[0]
         for rate in (1.0, 0.1)
     )
@@ -411,10 +411,10 @@ def test_default_scale_knows_of_the_sampling(logistic):
     scales = {
         rate: dp.DPPenalty(
             noise_multiplier=1e-3,
-            batch_rate=rate,
+            sampling_rate=rate,
             chains=1,
             draws=2,
-            noise=dp.InsecureSeededNoise(0),
+            noise_source=dp.InsecureSeededNoise(0),
             model=logistic(n=4000),
             **FAST,
         )._first_scale
@@ -427,19 +427,19 @@ def test_default_scale_knows_of_the_sampling(logistic):
 
 @pytest.mark.parametrize("rate", [0, 0.0, -0.5, 1.5, math.nan, 1e-9, True, "half", None])
 def test_bad_rates_are_refused_by_name(rate, logistic):
-    with pytest.raises(dp.PrivacyConfigurationError, match="`batch_rate`"):
-        dp.DPPenalty(epsilon=1.0, chains=1, draws=5, batch_rate=rate, model=logistic(), **FAST)
+    with pytest.raises(dp.PrivacyConfigurationError, match="`sampling_rate`"):
+        dp.DPPenalty(epsilon=1.0, chains=1, draws=5, sampling_rate=rate, model=logistic(), **FAST)
 
 
 @pytest.mark.parametrize("scale", [1e80, 1e155, 1e200, 1e300])
 def test_moves_too_far_to_square_are_rejected(scale, logistic, recwarn):
     step = dp.DPPenalty(
         noise_multiplier=1.0,
-        batch_rate=0.5,
+        sampling_rate=0.5,
         scale=scale,
         chains=1,
         draws=4,
-        noise=dp.InsecureSeededNoise(0),
+        noise_source=dp.InsecureSeededNoise(0),
         model=logistic(),
         **FAST,
     )

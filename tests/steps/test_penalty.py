@@ -71,14 +71,14 @@ def draws_of(draws, quiet, **settings):
 
 @pytest.mark.chain
 def test_step_in_pymc_reaches_the_exact_posterior(quiet):
-    sample = draws_of(2000, quiet, scale=1.0, noise=dp.InsecureSeededNoise(3))
+    sample = draws_of(2000, quiet, scale=1.0, noise_source=dp.InsecureSeededNoise(3))
     assert_matches(sample, POSTERIOR)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("scale", [0.3, 0.8, 1.5])
 def test_exact_posterior_long(scale, quiet):
-    sample = draws_of(100_000, quiet, scale=scale, noise=dp.InsecureSeededNoise(3))
+    sample = draws_of(100_000, quiet, scale=scale, noise_source=dp.InsecureSeededNoise(3))
     assert_matches(sample, POSTERIOR)
 
 
@@ -91,7 +91,7 @@ def test_without_noise_and_clipping_it_is_plain_metropolis(logistic, quiet):
         scale=0.3,
         chains=1,
         draws=400,
-        noise=dp.InsecureSeededNoise(0),
+        noise_source=dp.InsecureSeededNoise(0),
         model=model,
     )
     seed = np.random.default_rng(42)
@@ -115,7 +115,7 @@ def test_without_noise_and_clipping_it_is_plain_metropolis(logistic, quiet):
 @pytest.mark.parametrize("draws", [2000, pytest.param(20_000, marks=pytest.mark.nightly)])
 def test_tempering_multiplies_the_likelihood(draws, quiet):
     """With T = 1/2 the posterior of the exponential model has half the data's weight."""
-    settings = {"tempering": 0.5, "noise": dp.InsecureSeededNoise(4)}
+    settings = {"tempering": 0.5, "noise_source": dp.InsecureSeededNoise(4)}
     assert_matches(draws_of(draws, quiet, scale=1.0, **settings), tempered(0.5))
 
 
@@ -133,7 +133,7 @@ def test_proposal_covariance(keywords, factor, logistic, fast):
         noise_multiplier=0,
         chains=1,
         draws=1,
-        noise=dp.InsecureSeededNoise(0),
+        noise_source=dp.InsecureSeededNoise(0),
         model=logistic(),
         **keywords,
         **fast,
@@ -169,7 +169,7 @@ def test_tuning_steers_acceptance_from_released_numbers_only(logistic, quiet, fa
         chains=1,
         draws=600,
         target_accept=0.4,
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
         model=model,
         **fast,
     )

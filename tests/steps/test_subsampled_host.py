@@ -29,20 +29,20 @@ STEPS = {
     "minibatch": (
         dp.DPPenalty,
         {"noise_multiplier": 1.0},
-        {"batch_rate": 0.2, "tempering": 0.2},
+        {"sampling_rate": 0.2, "tempering": 0.2},
         PoissonGaussian(1.0, accounted_rate(0.2)),
     ),
     "barker": (dp.DPBarker, {"batch_size": 30}, {"tempering": 0.2}, BarkerBatch(2.0, 30, 120)),
     "sgld": (
         dp.comparators.DPSGLD,
         {"noise_multiplier": 2.0},
-        {"batch_rate": 0.3},
+        {"sampling_rate": 0.3},
         PoissonGaussian(2.0, accounted_rate(0.3)),
     ),
     "sgnht": (
         dp.comparators.DPSGNHT,
         {"noise_multiplier": 2.0},
-        {"batch_rate": 0.3, "diffusion": 1.5},
+        {"sampling_rate": 0.3, "diffusion": 1.5},
         PoissonGaussian(2.0, accounted_rate(0.3)),
     ),
 }

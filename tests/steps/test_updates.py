@@ -34,7 +34,7 @@ def test_posterior_is_exact_with_noise_on(update, quiet):
         update=update,
         draws=12_000,
         chains=2,
-        noise=dp.InsecureSeededNoise(2),
+        noise_source=dp.InsecureSeededNoise(2),
         model=model_of_two_rates(),
     )
     idata = pm.sample(12_000, tune=0, chains=2, step=step, random_seed=9, model=step.model, **quiet)
@@ -56,7 +56,7 @@ def test_one_coordinate_moves_at_a_time(update, logistic, quiet):
         update=update,
         chains=1,
         draws=200,
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
         model=model,
         **FAST,
     )
@@ -73,7 +73,7 @@ def test_guided_walk_keeps_its_direction_until_rejected(logistic):
         update="guided",
         chains=1,
         draws=300,
-        noise=dp.InsecureSeededNoise(1),
+        noise_source=dp.InsecureSeededNoise(1),
         rng=1,
         model=model,
         **FAST,
