@@ -4,6 +4,7 @@ import difflib
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from numbers import Number
 from typing import Any
 
@@ -55,7 +56,7 @@ def sample(
     chains: int = 4,
     epsilon: float,
     delta: float | None = None,
-    step: type[PrivateStep] | None = None,
+    step: type[PrivateStep] | partial[PrivateStep] | None = None,
     ledger: PrivacyLedger | None = None,
     unit: Any = None,
     model: pm.Model | CompiledModel | None = None,
@@ -74,8 +75,8 @@ def sample(
     epsilon, delta : float
         Budget of the whole run, all chains together. `delta` defaults to the
         ledger's, or to 0.1 / units without one.
-    step : type, optional
-        The algorithm. Default: :class:`~pymc_dp.DPAnchored`, which has no other knob than the budget;
+    step : type or partial, optional
+        The algorithm: the class of a step, or a ``functools.partial`` of it with some of its settings. Default: :class:`~pymc_dp.DPAnchored`, which has no other knob than the budget;
         for a likelihood without second derivatives, or with too many parameters,
         :class:`~pymc_dp.DPHMC`.
     ledger : PrivacyLedger, optional
@@ -112,13 +113,16 @@ def sample(
     >>> idata.attrs["privacy_epsilon"]                                 # doctest: +SKIP
     2.0
     """
-    if step is not None and not (isinstance(step, type) and issubclass(step, PrivateStep)):
+    chosen: Any = step
+    if isinstance(step, partial) and not step.args:
+        chosen, keywords = step.func, {**step.keywords, **keywords}
+    if step is not None and not (isinstance(chosen, type) and issubclass(chosen, PrivateStep)):
         raise PrivacyConfigurationError(
-            "`step` takes the class of a private step, such as `step=pymc_dp.DPPenalty`; its settings "
-            "are further keywords of `sample`. To use a step you built yourself: "
+            "`step` takes the class of a private step, such as `step=pymc_dp.DPPenalty`, or a partial of it; "
+            "its settings can also be further keywords of `sample`. To use a step you built yourself: "
             "`release(pm.sample(..., step=step))`."
         )
-    for_step, for_host = _split_keywords(step or DPAnchored, keywords)
+    for_step, for_host = _split_keywords(chosen or DPAnchored, keywords)
     _check_initial_values(for_host.get("initvals"))
     for_host.setdefault("compute_convergence_checks", False)
     _log.info("Checking and compiling the model. Nothing is spent on that.")
@@ -129,7 +133,7 @@ def sample(
             "draws": draws, "tune": tune, "chains": chains, "epsilon": epsilon, "delta": delta,
             "ledger": ledger, "model": compile_model(model, unit=unit, **of_model), **for_step,
         }  # fmt: skip
-        built = _default_step(common) if step is None else step(**common)
+        built = _default_step(common) if chosen is None else chosen(**common)
     _log.info(str(plan(built)))
     if for_step.get("shards") is not None and for_host.setdefault("cores", 1) != 1:
         raise PrivacyConfigurationError(

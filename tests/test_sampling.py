@@ -1,6 +1,7 @@
 """dp.sample: keywords, refusals and the budget."""
 
 import traceback
+from functools import partial
 
 import numpy as np
 import pymc as pm
@@ -227,3 +228,22 @@ def test_without_second_derivatives_it_is_hmc(quiet, caplog, monkeypatch):
             idata = dp.sample(5, chains=1, epsilon=3.0, **quiet, **FAST)
     assert idata.attrs["privacy_step"] == "DPHMC"
     assert "nothing has been spent" in caplog.text
+
+
+def test_a_partial_of_a_step_is_a_step_with_settings(quiet):
+    def run(**keywords):
+        with pm.Model():
+            mu = pm.Normal("mu", 0, 1)
+            pm.Normal("y", mu, 1, observed=pm.Data("Y", np.random.default_rng(0).normal(size=300)))
+            return dp.sample(
+                5, chains=1, epsilon=3.0, random_seed=1,
+                noise_source=dp.InsecureSeededNoise(1), **keywords, **quiet, **FAST,
+            )  # fmt: skip
+
+    given = run(step=partial(dp.DPPenalty, clip=4.0, scale=0.3), scale=0.1)
+    apart = run(step=dp.DPPenalty, clip=4.0, scale=0.1)
+    assert given.attrs["privacy_settings"] == apart.attrs["privacy_settings"]
+    np.testing.assert_array_equal(given.posterior["mu"], apart.posterior["mu"])
+    for wrong in (partial(dict), partial(dp.DPPenalty, None), print):
+        with pytest.raises(dp.PrivacyConfigurationError, match="or a partial"):
+            run(step=wrong)
