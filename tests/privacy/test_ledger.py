@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 
 from pymc_dp.exceptions import LedgerError, PrivacyBudgetExceeded, PrivacyConfigurationError
+from pymc_dp.privacy.account_file import FORMAT_VERSION
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Gaussian, Laplace
-from pymc_dp.privacy.ledger import FORMAT_VERSION, PrivacyLedger
+from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.plans import Permit, RunPlan
 
 DELTA = 1e-6
