@@ -1,6 +1,9 @@
 """Imports run one way, and the package's face is what it says."""
 
 import ast
+import html
+import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -155,6 +158,17 @@ def test_line_differences_live_in_one_module():
             continue
         assert not any(m.split(".")[0] == "arviz" for m in imports_of(file)), file.name
         assert "setup_chain" not in file.read_text() or file.name == "host.py", file.name
+
+
+def test_the_picture_of_the_house_is_that_of_the_code():
+    """Else: ``python docs/pictures/house.py``."""
+    pictures = PACKAGE.parent / "docs" / "pictures"
+    spec = importlib.util.spec_from_file_location("house", pictures / "house.py")
+    house = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(house)
+    drawn = html.unescape((pictures / "house.svg").read_text(encoding="utf-8"))
+    assert json.dumps(house.arrows()) in drawn
+    assert set(house.floors(house.arrows())) <= set(MAY_IMPORT)
 
 
 @pytest.mark.parametrize("module", [pymc_dp, pymc_dp.statistics, pymc_dp.comparators])
