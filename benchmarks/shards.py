@@ -1,10 +1,12 @@
-"""DPPenalty with its records on Dask workers: the same draws, time and memory per worker.
+"""Records on Dask workers: the same draws as on one machine, time and memory per worker.
 
-Run: ``python benchmarks/shards.py`` (Linux only: memory is read from /proc). Needs about 3 GB.
+Run: ``python benchmarks/shards.py [penalty|anchored]`` (Linux only: memory is read from /proc). Needs about
+8 GB; the anchor takes some minutes in each row.
 """
 
 import os
 import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -49,17 +51,34 @@ def model_of(X: np.ndarray, Y: np.ndarray) -> pm.Model:
     return model
 
 
-def build(model: pm.Model, **keywords) -> tuple[dp.DPPenalty, float]:
+COMMON = {"chains": 1, "draws": DRAWS, "chunk_size": CHUNK}
+SAMPLERS = {
+    "penalty": (dp.DPPenalty, {"noise_multiplier": 100.0, "clip": 4.0, "scale": 3e-4}),
+    "anchored": (dp.DPAnchored, {"epsilon": 1.0, "delta": 1e-8}),
+}
+SAMPLER = sys.argv[1] if len(sys.argv) > 1 else "penalty"
+
+
+def build(model: pm.Model, **keywords):
     start = time.perf_counter()
-    step = dp.DPPenalty(
-        noise_multiplier=100.0, chains=1, draws=DRAWS, clip=4.0, scale=3e-4, chunk_size=CHUNK, model=model,
-        noise_source=dp.InsecureSeededNoise(1), rng=np.random.default_rng(2), **keywords,
+    which, settings = SAMPLERS[SAMPLER]
+    step = which(
+        **COMMON, **settings, model=model, noise_source=dp.InsecureSeededNoise(1),
+        rng=np.random.default_rng(2), **keywords,
     )  # fmt: skip
     step.stop_tuning()
     return step, time.perf_counter() - start
 
 
-def run(step: dp.DPPenalty, before=None) -> tuple[list, list[float]]:
+def prepare(step) -> float:
+    """Seconds of what comes before the first iteration: the anchor, if there is one."""
+    start = time.perf_counter()
+    step.prepare()
+    step._start_chain()
+    return time.perf_counter() - start
+
+
+def run(step, before=None) -> tuple[list, list[float]]:
     """Draws with their acceptance rates, and seconds of each iteration."""
     point, path, seconds = step.model.initial_point(), [], []
     for t in range(DRAWS):
@@ -93,12 +112,13 @@ def on_cluster(workers: int, kill: bool = False) -> tuple[list, list]:
             if kill and t == DRAWS // 2:
                 threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
 
+        preparing = prepare(step)
         cpu = client.run(time.process_time)
         path, seconds = run(step, before)
         # Of a worker that was there all the time.
         used = [now - cpu[w] for w, now in client.run(time.process_time).items() if w in cpu]
         peak = max(client.run(memory, "VmHWM").values())
-    return path, [seconds_to_build, seconds, max(used) / DRAWS, idle, peak]
+    return path, [seconds_to_build, preparing, seconds, max(used) / DRAWS, idle, peak]
 
 
 def load_shard(k: int, per: int) -> dict[str, np.ndarray]:
@@ -113,20 +133,21 @@ def tiny(k: int) -> dict[str, np.ndarray]:
 def main() -> None:
     idle = memory("VmRSS")
     step, seconds_to_build = build(model_of(**records(range(N // BLOCK))))
-    cpu = time.process_time()
+    preparing, cpu = prepare(step), time.process_time()
     expected, seconds = run(step)
     cpu = (time.process_time() - cpu) / DRAWS
     rows = [
-        ["one machine", seconds_to_build, float(np.median(seconds[1:])), max(seconds[1:]), cpu, idle,
+        ["one machine", seconds_to_build, preparing, float(np.median(seconds[1:])), max(seconds[1:]), cpu, idle,
          memory("VmHWM"), "-"]
     ]  # fmt: skip
     del step
     for workers, kill in [(2, False), (4, False), (2, True)]:
-        path, (seconds_to_build, seconds, cpu, idle, peak) = on_cluster(workers, kill)
+        path, (seconds_to_build, preparing, seconds, cpu, idle, peak) = on_cluster(workers, kill)
         rows.append(
             [
                 f"{workers} workers" + (", one killed" if kill else ""),
                 seconds_to_build,
+                preparing,
                 float(np.median(seconds[1:])),
                 max(seconds[1:]),
                 cpu,
@@ -137,10 +158,10 @@ def main() -> None:
         )
     size = N * (8 * D + 4) / 2**20
     write_report(
-        "shards",
+        "shards" if SAMPLER == "penalty" else f"shards_{SAMPLER}",
         "Shards on Dask workers",
         f"Logistic regression, n = {N:,}, d = {D} ({size:.0f} MiB of data), {DRAWS} iterations of "
-        "DPPenalty with seeded noise, one shard per worker, single-threaded worker processes of one "
+        f"{SAMPLERS[SAMPLER][0].__name__} with seeded noise, one shard per worker, single-threaded worker processes of one "
         f"computer with {os.cpu_count()} cores. Building loads and checks the shards. Memory is that of "
         "the process with most: resident before the data are loaded, and its peak (on one machine "
         "PyMC's own copy and the checks of the model are part of it). CPU is what the "
@@ -150,6 +171,7 @@ def main() -> None:
         [
             "",
             "building, s",
+            "anchor, s",
             "iteration, s (median)",
             "longest, s",
             "CPU, s",
