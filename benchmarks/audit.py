@@ -20,6 +20,7 @@ from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.exponential import direction
 
@@ -101,7 +102,7 @@ def audited_owner(epsilon, delta, runs=10_000):
         pair[one[0]] = Owner(
             epsilon=epsilon * np.sqrt(runs),
             delta=delta,
-            rounds=0,
+            ratio_share=1,
             ratios=runs,
             model=mean_of(one),
             **COMPILE,
@@ -137,9 +138,12 @@ def add_unclipped(terms, bound, total):
     total += np.trunc(terms / bound * RESOLUTION).reshape(len(terms), -1).sum(0).astype(np.int64)
 
 
-def sum_without_noise(terms, *, noise, **keywords):
+honest_paid_sum = PaidMeasurements.sum
+
+
+def sum_without_noise(self, *asked):
     with patch(NOISE, lambda self, scale, size, at=(): np.zeros(size, dtype=np.int64)):
-        return noisy_sum(terms, noise=noise, **keywords)
+        return honest_paid_sum(self, *asked)
 
 
 # One number that shows one noisy ratio.
@@ -163,7 +167,7 @@ TWINS = [
     ("a third of the noise", "DPExponentialFamily", {"runs": 1500},
      "pymc_dp.steps.exponential.direction", lambda g, spread, m: direction(g, spread / 3, m)),
     ("no noise in the anchor's sums", "DPAnchored, first draw", {"epsilon": 2.0, "runs": 300},
-     "pymc_dp.anchor.build.noisy_sum", sum_without_noise),
+     "pymc_dp.records.measurements.PaidMeasurements.sum", sum_without_noise),
 ]  # fmt: skip
 
 

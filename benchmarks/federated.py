@@ -118,15 +118,15 @@ def round_trips() -> None:
     for name, seconds in [("one process", in_process()), ("Flower, TLS, keys", through_flower())]:
         per_second = 1 / seconds["ratio"]
         rows.append(
-            [name, 1 / seconds["offer"], per_second, 4000 / per_second / 60, 23 / per_second]
+            [name, 1 / seconds["offer"], per_second, 4000 / per_second / 60, 33 / per_second]
         )
     write_report(
         "federated_round_trips",
         "Round trips to three owners",
         "Three owners of 3,000 records and three parameters, all asked and waited for, on one computer with 2 "
         "cores, which other programs used too. An offer reads no data; a ratio is one iteration of a chain. The "
-        "last columns are that rate's time for 4,000 iterations, and for the 23 exchanges of a surrogate with "
-        "10 rounds (an offer, two per round, two for the last look).",
+        "last columns are that rate's time for 4,000 iterations, and for the 33 exchanges of a surrogate that takes "
+        "six steps (an offer, four per step, eight for the anchor).",
         ["owners are in", "offers / s", "ratios / s", "4,000 iterations, min", "surrogate, s"],
         rows,
     )
@@ -180,9 +180,10 @@ def noises(n: int = 30_000, epsilon: float = 2.0, repetitions: int = 4) -> None:
                 lambda kind, request, owners=owners: [o.answer(kind, request) for o in owners],
                 prior(),
             )
-            J, L0 = found.curvature, found.prior_precision
-            kept = J @ np.linalg.inv(J + found.noise_sd**2 * np.eye(D))
-            aware = found.W @ np.linalg.inv(L0 + kept @ J) @ found.W.T
+            at = found.anchor
+            J, L0 = at.curvature, at.prior_precision
+            kept = J @ np.linalg.inv(J + at.noise_covariance)
+            aware = at.W @ np.linalg.inv(L0 + kept @ J) @ at.W.T
             tilts.append(found.tilt)
             widths.append(np.mean(np.sqrt(np.diag(aware)) / sds))
             offs.append(np.mean(((found.center - mode) / sds) ** 2))
@@ -201,7 +202,7 @@ def noises(n: int = 30_000, epsilon: float = 2.0, repetitions: int = 4) -> None:
         "federated_noises",
         "The cost of N noises",
         f"Logistic regression, n = {n:,} records in all, {D} parameters, divided evenly among N owners, each "
-        f"with (ε, δ) = ({epsilon:g}, {DELTA:g}) and 10 rounds; means of {repetitions} runs. Tilt: how far noise "
+        f"with (ε, δ) = ({epsilon:g}, {DELTA:g}); means of {repetitions} runs. Tilt: how far noise "
         "moves the posterior, in its standard deviations per parameter. Error: root mean square distance of "
         "the surrogate's center from the exact mode, the same units. Width: posterior standard deviation of "
         "the noise-aware model / exact one. For comparison one trusted curator with all records: one owner, "

@@ -141,7 +141,7 @@ def test_it_is_taken_wherever_a_model_is(model, quiet):
     assert new["predictions"]["y"].shape == (1, 5, 1)
     from pymc_dp.federated import Owner
 
-    assert Owner(epsilon=1.0, rounds=1, model=compiled).n_units == N
+    assert Owner(epsilon=1.0, model=compiled).n_units == N
 
 
 def test_it_travels_with_a_step(model, quiet):

@@ -27,8 +27,8 @@ from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.questions import Gradient, Hessian
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.steps import run
+from pymc_dp.steps.acceptance import penalty_test
 from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.penalty import penalty_test
 
 FAST = {"mode": "FAST_COMPILE"}
 N = 400

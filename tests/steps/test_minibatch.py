@@ -398,7 +398,7 @@ def test_the_budget_buys_less_noise_for_samples(logistic):
     plain, sampled = (
         dp.DPPenalty(
             epsilon=1.0, delta=1e-4, sampling_rate=rate, chains=1, draws=3, model=logistic(), **FAST
-        ).events[0]
+        ).guarantee.events[0]
         for rate in (1.0, 0.1)
     )
     assert sampled.noise_multiplier < 0.4 * plain.noise_multiplier

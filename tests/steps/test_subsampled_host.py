@@ -363,7 +363,7 @@ def test_output_depends_on_data_through_releases_alone(which, monkeypatch, caplo
         np.testing.assert_equal(first[0][key], second[0][key], err_msg=str(key))
     assert first[1:] == second[1:]
     draws = np.array(first[0]["posterior", "beta"][1])
-    assert len(np.unique(draws)) >= 4  # the made-up releases do move the chain
+    assert len(np.unique(draws)) >= 3  # the made-up releases do move the chain
 
 
 @pytest.mark.parametrize("which", ["barker"])
