@@ -18,6 +18,8 @@ from pymc_dp.mechanisms import (
     record_sum,
 )
 
+pytestmark = pytest.mark.chain
+
 QUICK = {"mode": "CVM"}  # numba takes half a minute to compile this model
 UNIT = np.linspace(0, 1, 4001)[1:-1]
 BERNOULLI = {

@@ -256,6 +256,7 @@ class ConjugateMean(BlockedStep):
         return {**point, "mu": np.array(self.rng.normal(mean, precision**-0.5))}, [{}]
 
 
+@pytest.mark.chain
 def test_conjugate_step_of_ones_own(draw_from, against):
     from scipy import stats
 
