@@ -42,7 +42,7 @@ def repeatable(monkeypatch):
     monkeypatch.setattr(SecureNoise, "words", words)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def logistic():
     return make_logistic
 
@@ -52,18 +52,18 @@ def compiled_logistic(n: int = 120, d: int = 2, seed: int = 0) -> dp.CompiledMod
     return dp.compile(make_logistic(n, d, seed), compile_kwargs=FAST)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def compiled():
     """The same, compiled once for all tests of a worker: neither it nor its model is to be changed."""
     return compiled_logistic
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fast():
     return {"compile_kwargs": FAST}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def quiet():
     """Keywords of pm.sample for short silent runs."""
     return {"cores": 1, "progressbar": False, "compute_convergence_checks": False}

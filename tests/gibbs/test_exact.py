@@ -36,7 +36,14 @@ def bernoulli_posterior(n, log_g):
     return stats.binom.pmf(k, n, UNIT[:, None]) @ np.exp(log_g(k)) * stats.beta.pdf(UNIT, 2, 3)
 
 
-@pytest.mark.parametrize("case", BERNOULLI)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "laplace",
+        "discrete gaussian",
+        *(pytest.param(c, marks=pytest.mark.nightly) for c in ("gaussian", "discrete laplace")),
+    ],
+)
 def test_bernoulli_records(case, draw_from, on_grid):
     mechanism, s, scale, log_g = BERNOULLI[case]
     with pm.Model():
