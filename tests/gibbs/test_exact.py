@@ -102,6 +102,7 @@ def test_two_latents_of_which_one_moves(draw_from, against):
     against(draws, exact.ppf, exact.mean(), exact.std())
 
 
+@pytest.mark.nightly  # minutes; each part of it has its own test here or in test_noncentering
 def test_hierarchy_of_multivariate_records(draw_from, against):
     covariance = np.array([[1.0, 0.6], [0.6, 2.0]])
     with pm.Model():

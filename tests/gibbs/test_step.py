@@ -214,6 +214,7 @@ def test_statistic_that_is_not_finite_at_the_start_is_refused():
             step.step(model.initial_point())
 
 
+@pytest.mark.chain
 def test_discrete_parameters_get_a_step_from_pymc(quiet):
     with pm.Model():
         which = pm.Bernoulli("which", 0.5)

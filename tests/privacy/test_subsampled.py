@@ -194,6 +194,7 @@ def google_poisson(z, q):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("z", "q", "count"), [(0.5, 0.2, 5), (1.0, 0.01, 300), (4.0, 0.5, 40)])
 @pytest.mark.parametrize("delta", [1e-8, 1e-4])
 def test_epsilon_is_dp_accountings(z, q, count, delta):
@@ -254,6 +255,7 @@ def test_small_delta_and_many_releases_are_not_under_reported(count, tilt):
 # -- the algebra of composition -------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(multipliers, rates, counts, deltas, st.floats(1.05, 4))
 def test_epsilon_is_monotone(z, q, count, delta, factor):
@@ -266,6 +268,7 @@ def test_epsilon_is_monotone(z, q, count, delta, factor):
     assert cost <= composed_epsilon([Gaussian(z, count)], delta) * (1 + 2e-9)
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(multipliers, counts, deltas)
 def test_a_sample_of_everybody_is_no_sample(z, count, delta):
@@ -293,6 +296,8 @@ mixtures = st.lists(
 )
 
 
+@pytest.mark.sweep
+@pytest.mark.sweep
 @settings(SWEEP, max_examples=12)
 @given(mixtures, deltas)
 def test_the_order_and_the_bookkeeping_do_not_matter(events, delta):
@@ -391,6 +396,7 @@ def test_extremes_have_a_cost(events, delta):
 # -- the spending of a run ------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "events",
     [
