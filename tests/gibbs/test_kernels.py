@@ -37,7 +37,6 @@ def test_sweep_is_the_plain_loop(inputs):
     def log_g(T):
         return -(w1 * np.abs(s - T) + w2 * (s - T) ** 2).sum()
 
-@pytest.mark.sweep
     T, accepted = t.sum(0), np.empty(len(t), bool)
     probability, smallest = sweep(T, t, t_new, waiting, s, w1, w2, accepted)
     expected = plain_sweep(t.sum(0), t, t_new, waiting, log_g)
@@ -46,6 +45,9 @@ def test_sweep_is_the_plain_loop(inputs):
     np.testing.assert_allclose([probability, smallest], expected[1:3])
     np.testing.assert_allclose(T, expected[3])
     np.testing.assert_allclose(T, np.where(accepted[:, None], t_new, t).sum(0))
+
+
+@pytest.mark.sweep
 def test_sweep_of_any_density_is_the_same(inputs):
     t, t_new, waiting, s, w1, w2 = inputs
 
