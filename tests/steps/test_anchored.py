@@ -20,12 +20,14 @@ from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import InsecureSeededNoise
-from pymc_dp.privacy.noisy_sum import noise_sd, noisy_sum
+from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.steps import base
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.penalty import penalty_test
+
+from .exact import noisy_total
 
 FAST = {"mode": "FAST_COMPILE"}
 N = 400
@@ -98,28 +100,22 @@ def log_likelihood(theta):
 
 def run_chains(at, bound, starts, z=0.02, transitions=15):
     """Many short chains from one start each: the kernel with noise on, nothing clipped."""
-    rng, noise = np.random.default_rng(1), dp.InsecureSeededNoise(2)
+    rng = np.random.default_rng(1)
     residuals = Residuals(expansion_of(skewed()), at)
     ends = []
-    for k, u in enumerate(starts):
+    for u in starts:
         u = np.array([u])
-        for t in range(transitions):
+        for _ in range(transitions):
             new = u + 1.2 * rng.standard_normal(1)
             B = bound(u, new)
-            permit = Permit(k, t, (Gaussian(z),))
-
-            def ratio(u, new, B=B, permit=permit):
-                terms = iter([residuals(new) - residuals(u)])
-                return float(
-                    noisy_sum(terms, bound=B, noise_multiplier=z, permit=permit, noise=noise)
-                )
-
             u, _ = penalty_test(
                 u,
                 new,
                 log_u=np.log1p(-rng.random()),
                 bound=lambda _, B=B: B,
-                noisy_ratio=ratio,
+                noisy_ratio=lambda u, new, B=B: noisy_total(
+                    rng, residuals(new) - residuals(u), B, z
+                ),
                 log_public=lambda u: at.log_ratio(u) - float(at.to_theta(u)[0]) ** 2 / 8,
                 noise_multiplier=z,
             )
