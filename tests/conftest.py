@@ -1,9 +1,12 @@
 """Models that several test files share. Interpreted mode: compiling is not what they test."""
 
+from functools import cache
+
 import numpy as np
 import pymc as pm
 import pytest
 
+import pymc_dp as dp
 from pymc_dp.privacy.noise import SecureNoise
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -39,17 +42,28 @@ def repeatable(monkeypatch):
     monkeypatch.setattr(SecureNoise, "words", words)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def logistic():
     return make_logistic
 
 
-@pytest.fixture
+@cache
+def compiled_logistic(n: int = 120, d: int = 2, seed: int = 0) -> dp.CompiledModel:
+    return dp.compile(make_logistic(n, d, seed), compile_kwargs=FAST)
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """The same, compiled once for all tests of a worker: neither it nor its model is to be changed."""
+    return compiled_logistic
+
+
+@pytest.fixture(scope="session")
 def fast():
     return {"compile_kwargs": FAST}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def quiet():
     """Keywords of pm.sample for short silent runs."""
     return {"cores": 1, "progressbar": False, "compute_convergence_checks": False}

@@ -28,7 +28,7 @@ from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.steps.anchored import DPAnchored
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
-# So high that an honest mechanism fails a test once in ten thousand runs at most.
+# So high that an honest mechanism fails at one seed in ten thousand at most.
 SURE = 0.9999
 FAR = 1e3
 
@@ -225,7 +225,9 @@ def audited(which, runs, epsilon=2.0, delta=0.01, **keywords):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("which", STEPS)
+@pytest.mark.parametrize(
+    "which", ["penalty", *(pytest.param(w, marks=pytest.mark.sweep) for w in [*STEPS][1:])]
+)
 def test_every_step_passes(which):
     found = audited(which, runs=60 if "anchored" in which else 300)
     assert not found.violated
@@ -245,7 +247,10 @@ def test_every_step_passes_at_length(which):
         assert found.epsilon_lower > 0.3 * found.epsilon
 
 
-@pytest.mark.parametrize("which", ["penalty", "sgld", "sgnht", "hmc"])
+@pytest.mark.parametrize(
+    "which",
+    ["penalty", *(pytest.param(w, marks=pytest.mark.sweep) for w in ("sgld", "sgnht", "hmc"))],
+)
 def test_too_little_noise_is_caught(which, monkeypatch):
     honest = SecureNoise.discrete_gaussian
     monkeypatch.setattr(
@@ -254,6 +259,7 @@ def test_too_little_noise_is_caught(which, monkeypatch):
     assert audited(which, runs=600, epsilon=1.0, confidence=0.99).violated
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("which", ["penalty", "exponential"])
 def test_half_of_the_noise_is_caught(which, monkeypatch):
     """A factor of 2, as between two ways to count a sensitivity: the error that real libraries had."""
@@ -274,6 +280,7 @@ def owner_of(y, answers):
     return Owner(epsilon=whole, delta=0.01, ratios=answers, ratio_share=1, model=model, **FAST)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("part", "caught"), [(1.0, False), (0.5, True)])
 def test_an_owners_answers(part, caught, monkeypatch):
     """Each of them is a release of its own; with half of its noise it is caught."""
@@ -293,6 +300,7 @@ def test_an_owners_answers(part, caught, monkeypatch):
     assert found.violated == caught
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("which", ["penalty", "sgld"])
 def test_a_record_that_is_not_clipped_is_caught(which, monkeypatch):
     def add(terms, bound, total):
@@ -302,6 +310,7 @@ def test_a_record_that_is_not_clipped_is_caught(which, monkeypatch):
     assert audited(which, runs=300).violated
 
 
+@pytest.mark.sweep
 def test_a_sample_that_is_not_one_is_caught(monkeypatch):
     """The claim counts on sampling, and every unit is always in it."""
     monkeypatch.setattr(
@@ -310,6 +319,7 @@ def test_a_sample_that_is_not_one_is_caught(monkeypatch):
     assert audited("sgld, sampled", runs=600, sampling_rate=0.05, epsilon=1.0, delta=1e-3).violated
 
 
+@pytest.mark.sweep
 def test_an_anchor_without_its_noise_is_caught(monkeypatch):
     """Only some of the releases lack noise: the histograms and the chain have theirs."""
 

@@ -13,12 +13,11 @@ from pymc_dp.privacy.noise import SecureNoise
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 
 
-@pytest.fixture
-def raw(logistic, quiet):
-    """A plain pm.sample result, with all that PyMC puts in."""
-    model = logistic()
-    step = dp.DPPenalty(epsilon=1.0, delta=1e-4, draws=12, chains=2, model=model, **FAST)
-    return pm.sample(12, tune=0, chains=2, step=step, model=model, **quiet)
+@pytest.fixture(scope="module")
+def raw(compiled, quiet):
+    """A plain pm.sample result, with all that PyMC puts in; not to be changed."""
+    step = dp.DPPenalty(epsilon=1.0, delta=1e-4, draws=12, chains=2, model=compiled())
+    return pm.sample(12, tune=0, chains=2, step=step, model=step.model, **quiet)
 
 
 def test_release_drops_what_is_private(raw):
@@ -81,13 +80,13 @@ def test_saving_and_loading_keeps_everything(raw, tmp_path):
             np.testing.assert_array_equal(groups_of(loaded)[name][variable], group[variable])
 
 
-def test_release_in_another_process(raw, logistic, tmp_path, monkeypatch):
+def test_release_in_another_process(raw, compiled, tmp_path, monkeypatch):
     """A raw result that was saved unreleased needs the step, to know what is private in it."""
     expected = dp.release(raw)
     raw.to_netcdf(tmp_path / "raw.nc", engine="h5netcdf")
     loaded = read_netcdf(tmp_path / "raw.nc")
     step, other = [
-        dp.DPPenalty(epsilon=e, delta=1e-4, draws=12, chains=2, model=logistic(), **FAST)
+        dp.DPPenalty(epsilon=e, delta=1e-4, draws=12, chains=2, model=compiled())
         for e in (1.0, 2.0)
     ]
     monkeypatch.setattr("pymc_dp.steps.run._guarantees", {})

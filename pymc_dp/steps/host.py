@@ -30,7 +30,7 @@ from pymc_dp.records.measurements import Curator
 from pymc_dp.records.sharded import ShardedRecords
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import LocalRecords, RecordSums
-from pymc_dp.steps.run import Run, RunSettings, checked_settings, remember, show_settings
+from pymc_dp.steps.run import Run, RunSettings, checked_settings, remember, with_settings
 from pymc_dp.steps.scales import all_value_vars
 from pymc_dp.steps.statistics import RELEASABLE_STATS, STATS, progress_columns, progress_updates
 
@@ -103,8 +103,7 @@ class PrivateStep(BlockedStep):
         super().__init_subclass__(**kwargs)
         RELEASABLE_STATS.update(cls.own_stats)
         if "__init__" in vars(cls):
-            show_settings(cls)
-            cls.__init__ = refuses_from_outside(vars(cls)["__init__"])  # type: ignore[method-assign]
+            cls.__init__ = refuses_from_outside(with_settings(cls))  # type: ignore[method-assign]
 
     def __init__(
         self,

@@ -75,10 +75,10 @@ _FIRST = ("draws", "tune", "chains", "epsilon", "delta")
 _REQUIRED = tuple(sorted(RunSettings.__required_keys__))
 
 
-def show_settings(step: Any) -> None:
-    """Give a step class, and its ``__init__``, the signature that they have with all settings of the run.
+def with_settings(step: Any) -> Callable[..., None]:
+    """The ``__init__`` of a step, with all settings of the run in its signature, and no others accepted.
 
-    ``help``, ``inspect.signature`` and editors see it in place of ``**run``, which stands for
+    ``help``, ``inspect.signature`` and editors see them in place of ``**run``, which stands for
     :class:`RunSettings` and, if a step is built on another algorithm, for the settings of that.
     """
     init = vars(step)["__init__"]
@@ -95,8 +95,19 @@ def show_settings(step: Any) -> None:
     order = {name: k - len(_FIRST) for k, name in enumerate(_FIRST)}
     order |= {name: 1 for name in _DEFAULTS if name not in _FIRST}
     parameters = sorted(found.values(), key=lambda p: (p.kind, order.get(p.name, 0)))
-    init.__signature__ = own.replace(parameters=parameters)
     step.__signature__ = own.replace(parameters=parameters[1:])
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **keywords: Any) -> None:
+        for name in keywords:
+            if name not in accepted:
+                what = type(self).__name__
+                raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
+        init(self, *args, **keywords)
+
+    accepted = {p.name for p in parameters}
+    checked.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return checked
 
 
 def checked_settings(step: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,14 +116,11 @@ def checked_settings(step: str, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     TypeError
-        If one is missing, or is none.
+        If one is missing.
     """
     for name in _REQUIRED:
         if name not in given:
             raise TypeError(f"{step}() missing 1 required keyword-only argument: {name!r}")
-    for name in given:
-        if name not in _DEFAULTS:
-            raise TypeError(f"{step}() got an unexpected keyword argument {name!r}")
     return _DEFAULTS | dict(given)
 
 

@@ -17,6 +17,8 @@ from pymc_dp.mechanisms import (
 )
 from pymc_dp.mechanisms.statistics import clamp, record_sum
 
+pytestmark = pytest.mark.chain
+
 QUICK = {"mode": "CVM"}  # numba takes half a minute to compile this model
 UNIT = np.linspace(0, 1, 4001)[1:-1]
 BERNOULLI = {
@@ -33,7 +35,14 @@ def bernoulli_posterior(n, log_g):
     return stats.binom.pmf(k, n, UNIT[:, None]) @ np.exp(log_g(k)) * stats.beta.pdf(UNIT, 2, 3)
 
 
-@pytest.mark.parametrize("case", BERNOULLI)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "laplace",
+        "discrete gaussian",
+        *(pytest.param(c, marks=pytest.mark.nightly) for c in ("gaussian", "discrete laplace")),
+    ],
+)
 def test_bernoulli_records(case, draw_from, on_grid):
     mechanism, s, scale, log_g = BERNOULLI[case]
     with pm.Model():
@@ -92,6 +101,7 @@ def test_two_latents_of_which_one_moves(draw_from, against):
     against(draws, exact.ppf, exact.mean(), exact.std())
 
 
+@pytest.mark.nightly  # minutes; each part of it has its own test here or in test_noncentering
 def test_hierarchy_of_multivariate_records(draw_from, against):
     covariance = np.array([[1.0, 0.6], [0.6, 2.0]])
     with pm.Model():

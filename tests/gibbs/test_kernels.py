@@ -47,6 +47,7 @@ def test_sweep_is_the_plain_loop(inputs):
     np.testing.assert_allclose(T, np.where(accepted[:, None], t_new, t).sum(0))
 
 
+@pytest.mark.sweep
 def test_sweep_of_any_density_is_the_same(inputs):
     t, t_new, waiting, s, w1, w2 = inputs
 

@@ -215,6 +215,7 @@ def test_statistic_that_is_not_finite_at_the_start_is_refused():
             step.step(model.initial_point())
 
 
+@pytest.mark.chain
 def test_discrete_parameters_get_a_step_from_pymc(quiet):
     with pm.Model():
         which = pm.Bernoulli("which", 0.5)
@@ -257,6 +258,7 @@ class ConjugateMean(BlockedStep):
         return {**point, "mu": np.array(self.rng.normal(mean, precision**-0.5))}, [{}]
 
 
+@pytest.mark.chain
 def test_conjugate_step_of_ones_own(draw_from, against):
     from scipy import stats
 

@@ -53,7 +53,9 @@ def draws(step_type, settings, model, quiet, **run):
     return raw["posterior"]["beta"].values
 
 
-@pytest.mark.parametrize("unit", [None, PEOPLE], ids=["records", "people"])
+@pytest.mark.parametrize(
+    "unit", [None, pytest.param(PEOPLE, marks=pytest.mark.sweep)], ids=["records", "people"]
+)
 @pytest.mark.parametrize(("step_type", "settings"), STEPS)
 def test_steps_of_one_compiled_model_draw_what_steps_of_the_model_draw(
     step_type, settings, unit, model, quiet

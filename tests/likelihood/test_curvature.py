@@ -17,7 +17,7 @@ from .zoo import ZOO, build, graph_of, likelihood_of
 FAST = {"mode": "FAST_COMPILE"}
 # The rest of the zoo at night, and on PyMC 6: PyTensor 2 has no second derivative of some operations,
 # and takes minutes over others.
-QUICK = ("linear", "several")
+QUICK = ("linear",)
 OTHERS = sorted({*ZOO} - {*QUICK})
 later = [pytest.mark.nightly, pytest.mark.skipif(pm.__version__ < "6", reason="PyTensor 2")]
 
@@ -38,6 +38,7 @@ def differences(gradient, theta, step=1e-5):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=later) for n in OTHERS)])
 def test_hessians_are_the_derivatives_of_the_gradients(name):
     model = build(name)

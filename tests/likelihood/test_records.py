@@ -45,7 +45,7 @@ def test_terms_are_the_models_own(name):
         assert_allclose(likelihood(theta), terms(point), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", few_or(pytest.mark.nightly))
+@pytest.mark.parametrize("name", few_or(pytest.mark.nightly, "mixture"))
 def test_baked_in_arrays_give_the_same_terms_or_ask_for_data(name):
     try:
         model, likelihood = zoo_likelihood(name, shared=False)

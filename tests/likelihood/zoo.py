@@ -19,7 +19,7 @@ from pymc_dp.likelihood.separability import check_separability
 FAST = {"mode": "FAST_COMPILE"}
 N, D = 60, 3
 ZOO = {}
-FEW = ("linear", "mixture", "several", "varying_intercepts")
+FEW = ("linear", "ordered", "several", "varying_intercepts")
 
 NEEDS_DATA = {"normal_mixture", "censored", "panel", "categorical", "mixture", "zero_inflated"}
 """PyMC writes the number of records into these unless it comes from `pm.Data` (some on 6 only)."""
@@ -30,9 +30,11 @@ def in_zoo(builder):
     return builder
 
 
-def few_or(mark):
+def few_or(mark, *more):
     """The zoo to parametrize with: a few models always, the others under a mark."""
-    return [name if name in FEW else pytest.param(name, marks=mark) for name in sorted(ZOO)]
+    return [
+        name if name in (*FEW, *more) else pytest.param(name, marks=mark) for name in sorted(ZOO)
+    ]
 
 
 def build(name, shared=True, n=N):

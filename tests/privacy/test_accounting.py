@@ -89,6 +89,8 @@ def test_delta_of_an_infinite_epsilon_is_not_nan():
 # -- ε of a Gaussian composition ------------------------------------------------------------------
 
 
+@pytest.mark.sweep
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # dp-accounting's own
 def test_epsilon_agrees_with_dp_accounting_and_is_never_below():
     rng = np.random.default_rng(1)
@@ -157,6 +159,7 @@ def test_zcdp_is_sound_but_looser_than_the_closed_form(epsilon, delta):
     assert math.sqrt(2 * rho) < gaussian_mu_within(epsilon, delta)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("z", [1e-4, 1e-3, 0.01])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
 def test_epsilon_covers_the_discrete_gaussian_on_our_grid(z, delta):
@@ -187,6 +190,7 @@ def test_a_count_of_k_is_k_releases(z, k, delta):
     assert composed_epsilon(times([Gaussian(z)], k), delta) == together
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(st.lists(st.tuples(multipliers, st.integers(1, 50)), min_size=1, max_size=4), deltas)
 def test_order_does_not_matter_and_more_costs_more(plan, delta):
@@ -325,6 +329,7 @@ def run_of(epsilon, delta):
     return Gaussian(calibrate_noise(epsilon=epsilon, delta=delta, releases=1))
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(st.floats(0.01, 30), st.floats(0.01, 0.999), deltas)
 def test_what_fits_does_and_is_all_that_does(budget, part, delta):

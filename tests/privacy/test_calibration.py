@@ -225,6 +225,7 @@ def test_more_budget_buys_more_draws():
 # -- samples of the units -------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("epsilon", "delta", "draws", "q"),
     [
@@ -300,6 +301,7 @@ def test_max_releases_of_samples_says_zero_when_one_is_too_many():
     assert max_releases(epsilon=0.1, delta=1e-6, noise_multiplier=0.1, sampling_rate=0.5) == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (0.5, 1e-3), (5.0, 0.3)])
 def test_max_releases_by_theorem_3_5_of_the_thesis(z, q):
     settings = {"epsilon": 4.0, "delta": 1e-6, "noise_multiplier": z, "sampling_rate": q}

@@ -102,6 +102,7 @@ def test_no_gaussian_release_of_a_batch_exceeds_the_bound(n, z):
     assert tightest > 0.1  # the divergences are of the bound's size, so the comparison is one
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(st.floats(0.2, 50), st.floats(-5, 0).map(lambda x: 10**x), st.floats(1.01, 3))
 def test_more_noise_and_smaller_samples_cost_less(z, q, factor):

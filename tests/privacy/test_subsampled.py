@@ -131,6 +131,7 @@ def test_epsilon_is_the_fourier_accountants(setting, printed):
     assert float(printed) - last_digit / 2 <= ours <= float(printed) * (1 + 1e-4) + last_digit / 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("z", "q", "epsilon"), [(0.5, 0.1, 1.0), (1.0, 0.5, 0.5), (0.4, 0.02, 2.0)]
 )
@@ -194,6 +195,8 @@ def google_poisson(z, q):
     )
 
 
+@pytest.mark.sweep
+@pytest.mark.sweep
 @pytest.mark.parametrize(("z", "q", "count"), [(0.5, 0.2, 5), (1.0, 0.01, 300), (4.0, 0.5, 40)])
 @pytest.mark.parametrize("delta", [1e-8, 1e-4])
 def test_epsilon_is_dp_accountings(z, q, count, delta):
@@ -243,6 +246,7 @@ def binned_delta(z, q, count, epsilon, tilt, draws=400):
     return value.mean(), value.std() / math.sqrt(draws)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("count", "tilt"), [(100_000, 10.7), (1_000_000, 3.4)])
 def test_small_delta_and_many_releases_are_not_under_reported(count, tilt):
     """Where the rounding of an FFT is of the size of δ: benchmarks/subsampled_epsilon.py."""
@@ -254,6 +258,7 @@ def test_small_delta_and_many_releases_are_not_under_reported(count, tilt):
 # -- the algebra of composition -------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(multipliers, rates, counts, deltas, st.floats(1.05, 4))
 def test_epsilon_is_monotone(z, q, count, delta, factor):
@@ -266,6 +271,7 @@ def test_epsilon_is_monotone(z, q, count, delta, factor):
     assert cost <= composed_epsilon([Gaussian(z, count)], delta) * (1 + 2e-9)
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(multipliers, counts, deltas)
 def test_a_sample_of_everybody_is_no_sample(z, count, delta):
@@ -293,6 +299,8 @@ mixtures = st.lists(
 )
 
 
+@pytest.mark.sweep
+@pytest.mark.sweep
 @settings(SWEEP, max_examples=12)
 @given(mixtures, deltas)
 def test_the_order_and_the_bookkeeping_do_not_matter(events, delta):
@@ -366,6 +374,7 @@ def test_a_batch_too_small_for_its_theorem_has_no_guarantee():
     assert composed_epsilon([BarkerBatch(1.001, 1000, 100_000)], 1e-6) == math.inf
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "events",
     [
@@ -391,6 +400,7 @@ def test_extremes_have_a_cost(events, delta):
 # -- the spending of a run ------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "events",
     [

@@ -30,20 +30,18 @@ def start_chain(step, seed=0):
         pytest.param(2, "forkserver", marks=pytest.mark.nightly),
     ],
 )
-def test_two_chains_one_ledger(cores, method, logistic, fast):
+def test_two_chains_one_ledger(cores, method, compiled):
     """The sum is charged once; a third chain is refused before it reads data."""
-    model = logistic()
+    model = compiled()
     ledger = dp.PrivacyLedger(epsilon=2.0, delta=1e-5)
-    step = dp.DPPenalty(
-        epsilon=1.0, delta=1e-5, draws=15, chains=2, ledger=ledger, model=model, **fast
-    )
+    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, draws=15, chains=2, ledger=ledger, model=model)
     keywords = {
         "cores": cores,
         "mp_ctx": multiprocessing.get_context(method),
         "progressbar": False,
         "compute_convergence_checks": False,
     }
-    idata = pm.sample(15, tune=0, chains=2, step=step, model=model, random_seed=1, **keywords)
+    idata = pm.sample(15, tune=0, chains=2, step=step, model=model.model, random_seed=1, **keywords)
     assert idata.posterior.sizes["chain"] == 2
     first, second = idata.posterior["beta"].values
     assert not np.array_equal(first, second)
@@ -51,19 +49,19 @@ def test_two_chains_one_ledger(cores, method, logistic, fast):
     assert ledger.events()[0].count == 30
     before = ledger.spent()
     with pytest.raises(Exception, match="all of them have started"):
-        pm.sample(15, tune=0, chains=2, step=step, model=model, **keywords)
+        pm.sample(15, tune=0, chains=2, step=step, model=model.model, **keywords)
     assert ledger.spent() == before
 
 
 @pytest.mark.parametrize(("planned", "asked"), [(1, 2), (2, 1), (3, 2)])
 @pytest.mark.parametrize("cores", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_another_number_of_chains_is_refused_before_the_charge(
-    planned, asked, cores, logistic, quiet, fast
+    planned, asked, cores, compiled, quiet
 ):
-    model = logistic()
+    model = compiled()
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
     step = dp.DPPenalty(
-        epsilon=1.0, delta=1e-5, chains=planned, draws=10, ledger=ledger, model=model, **fast
+        epsilon=1.0, delta=1e-5, chains=planned, draws=10, ledger=ledger, model=model
     )
     host = {**quiet, "cores": cores, "mp_ctx": "fork"}
     # PyMC does not wait for the processes of an earlier test to end.
@@ -71,46 +69,44 @@ def test_another_number_of_chains_is_refused_before_the_charge(
     with pytest.raises(
         dp.PrivacyConfigurationError, match=f"asked for {asked} chains.*built for {planned}"
     ):
-        pm.sample(10, tune=0, chains=asked, step=step, model=model, **host)
+        pm.sample(10, tune=0, chains=asked, step=step, model=model.model, **host)
     assert ledger.spent() == 0
     assert set(multiprocessing.active_children()) <= others
-    pm.sample(10, tune=0, chains=planned, step=step, model=model, **host)  # nothing is lost
+    pm.sample(10, tune=0, chains=planned, step=step, model=model.model, **host)  # nothing is lost
     assert ledger.spent() > 0.99
 
 
-def test_the_number_of_chains_is_asked_for(logistic, fast):
+def test_the_number_of_chains_is_asked_for(compiled):
     with pytest.raises(TypeError, match="chains"):
-        dp.DPPenalty(epsilon=1.0, draws=10, model=logistic(), **fast)
+        dp.DPPenalty(epsilon=1.0, draws=10, model=compiled())
 
 
 def test_more_chains_than_planned_are_refused_without_the_early_warning(
-    logistic, quiet, fast, monkeypatch
+    compiled, quiet, monkeypatch
 ):
     monkeypatch.setattr("pymc_dp.steps.host.enclosing_sampler", lambda: None)
-    model = logistic()
-    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, model=model, **fast)
+    model = compiled()
+    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, model=model)
     with pytest.raises(dp.PrivacyBudgetExceeded, match=r"`chains`"):
-        pm.sample(10, tune=0, chains=2, step=step, model=model, **quiet)
+        pm.sample(10, tune=0, chains=2, step=step, model=model.model, **quiet)
 
 
-def test_floating_point_errors_that_a_user_has_raised_lose_no_run(logistic, quiet, fast):
+def test_floating_point_errors_that_a_user_has_raised_lose_no_run(compiled, quiet):
     """A trajectory that overflows, of released numbers only."""
-    model = logistic()
-    step = dp.DPHMC(
-        epsilon=1.0, step_size=1e200, max_drift=np.inf, chains=1, draws=4, model=model, **fast
-    )
+    model = compiled()
+    step = dp.DPHMC(epsilon=1.0, step_size=1e200, max_drift=np.inf, chains=1, draws=4, model=model)
     step.stop_tuning()
-    point = model.initial_point()
+    point = model.model.initial_point()
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         for _ in range(4):
             point, _ = step.step(point)
     assert (point["beta"] == 0).all()
 
 
-def test_stats_are_the_whitelist_and_epsilon_adds_up(logistic, quiet, fast):
-    model = logistic()
-    step = dp.DPPenalty(epsilon=1.5, delta=1e-4, draws=20, chains=2, model=model, **fast)
-    idata = pm.sample(20, tune=0, chains=2, step=step, model=model, **quiet)
+def test_stats_are_the_whitelist_and_epsilon_adds_up(compiled, quiet):
+    model = compiled()
+    step = dp.DPPenalty(epsilon=1.5, delta=1e-4, draws=20, chains=2, model=model)
+    idata = pm.sample(20, tune=0, chains=2, step=step, model=model.model, **quiet)
     stats = idata.sample_stats
     assert set(stats.data_vars) == set(STATS)
     assert (stats["epsilon"].values == 1.5).all()
@@ -133,11 +129,9 @@ def test_reserving_happens_before_data_are_read(logistic, quiet, fast, monkeypat
     assert ledger.spent() == 0
 
 
-def test_building_a_step_costs_nothing(logistic, fast):
+def test_building_a_step_costs_nothing(compiled):
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
-    step = dp.DPPenalty(
-        epsilon=1.0, delta=1e-5, chains=1, draws=5, ledger=ledger, model=logistic(), **fast
-    )
+    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, chains=1, draws=5, ledger=ledger, model=compiled())
     dp.plan(step)
     assert ledger.spent() == 0
     assert ledger.runs() == []
@@ -152,7 +146,6 @@ def seeded_step(model, **keywords):
         "draws": 12,
         "chains": 1,
         "noise_source": dp.InsecureSeededNoise(5),
-        "compile_kwargs": {"mode": "FAST_COMPILE"},
         "model": model,
     } | keywords
     return dp.DPPenalty(**settings)
@@ -166,16 +159,16 @@ def iterate(step, point, times):
     return point, path
 
 
-def test_state_round_trip_continues_the_same_path(logistic):
+def test_state_round_trip_continues_the_same_path(compiled):
     """state → another process' copy → continue: the draws of an uninterrupted run."""
-    model = logistic()
+    model = compiled()
     whole = seeded_step(model)
     start_chain(whole, seed=3)
-    _, expected = iterate(whole, model.initial_point(), 12)
+    _, expected = iterate(whole, model.model.initial_point(), 12)
 
     first = seeded_step(model)
     start_chain(first, seed=3)
-    point, path = iterate(first, model.initial_point(), 5)
+    point, path = iterate(first, model.model.initial_point(), 5)
     state = first.sampling_state
     carried = cloudpickle.dumps(first)
     terms = first.compiled.likelihood(np.ravel(point["beta"]))
@@ -187,11 +180,11 @@ def test_state_round_trip_continues_the_same_path(logistic):
     np.testing.assert_array_equal(path + rest, expected)
 
 
-def test_a_state_cannot_be_continued_twice(logistic):
-    model = logistic()
+def test_a_state_cannot_be_continued_twice(compiled):
+    model = compiled()
     step = seeded_step(model)
     start_chain(step)
-    point, _ = iterate(step, model.initial_point(), 4)
+    point, _ = iterate(step, model.model.initial_point(), 4)
     state = copy.deepcopy(step.sampling_state)
     iterate(step, point, 3)
     step.sampling_state = state
@@ -199,19 +192,19 @@ def test_a_state_cannot_be_continued_twice(logistic):
         step.step(point)
 
 
-def test_two_copies_of_a_step_cannot_both_continue(logistic):
-    model = logistic()
+def test_two_copies_of_a_step_cannot_both_continue(compiled):
+    model = compiled()
     step = seeded_step(model)
     start_chain(step)
-    point, _ = iterate(step, model.initial_point(), 4)
+    point, _ = iterate(step, model.model.initial_point(), 4)
     twin = cloudpickle.loads(cloudpickle.dumps(step))
     twin.step(point)
     with pytest.raises(dp.PrivacyBudgetExceeded, match="continued before"):
         step.step(point)
 
 
-def test_a_state_of_another_run_or_allotment_is_refused(logistic):
-    model = logistic()
+def test_a_state_of_another_run_or_allotment_is_refused(compiled):
+    model = compiled()
     step, other = seeded_step(model), seeded_step(model, draws=500)
     start_chain(other)
     with pytest.raises(ValueError, match="frozen"):
@@ -222,20 +215,20 @@ def test_a_state_of_another_run_or_allotment_is_refused(logistic):
         step.sampling_state = forged
 
 
-def test_state_holds_no_terms(logistic):
-    model = logistic()
+def test_state_holds_no_terms(compiled):
+    model = compiled()
     step = seeded_step(model)
     start_chain(step)
-    iterate(step, model.initial_point(), 2)
+    iterate(step, model.model.initial_point(), 2)
     arrays = [v for v in vars(step.sampling_state).values() if isinstance(v, np.ndarray)]
     assert all(v.size == 2 for v in arrays)  # per parameter, not per record
 
 
-def test_more_draws_than_planned_by_hand(logistic):
-    model = logistic()
+def test_more_draws_than_planned_by_hand(compiled):
+    model = compiled()
     step = seeded_step(model, draws=3)
     start_chain(step)
-    point, _ = iterate(step, model.initial_point(), 3)
+    point, _ = iterate(step, model.model.initial_point(), 3)
     with pytest.raises(dp.PrivacyBudgetExceeded, match="used up"):
         step.step(point)
 
@@ -243,19 +236,17 @@ def test_more_draws_than_planned_by_hand(logistic):
 # -- runs that do not match the plan ----------------------------------------------------------------
 
 
-def test_host_draws_and_tune_must_match(logistic, quiet, fast):
+def test_host_draws_and_tune_must_match(compiled, quiet):
     """Refused before anything is charged, on both lines."""
-    model = logistic()
+    model = compiled()
     for host, word in [
         ({"draws": 11, "tune": 0}, "11 draws"),
         ({"draws": 10, "tune": 7}, "7 tuning"),
     ]:
         ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
-        step = dp.DPPenalty(
-            epsilon=1.0, delta=1e-5, chains=1, draws=10, ledger=ledger, model=model, **fast
-        )
+        step = dp.DPPenalty(epsilon=1.0, delta=1e-5, chains=1, draws=10, ledger=ledger, model=model)
         with pytest.raises(dp.PrivacyConfigurationError, match=word):
-            pm.sample(**host, chains=1, step=step, model=model, **quiet)
+            pm.sample(**host, chains=1, step=step, model=model.model, **quiet)
         assert ledger.spent() == 0
 
 
@@ -279,17 +270,18 @@ def test_tuning_guard_without_the_early_warning(logistic, quiet, fast, monkeypat
             pm.sample(10, tune=actual, chains=1, step=step, model=model, **quiet)
 
 
-def test_omitted_tune_is_safe(logistic, quiet, fast):
+def test_omitted_tune_is_safe(compiled, quiet):
     """PyMC 5 tunes 1000 iterations when `tune` is left out; PyMC 6 asks the step, which says 0."""
-    model = logistic()
-    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, model=model, **fast)
+    model = compiled()
+    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, model=model)
     if CHAIN_START == "setup_chain":
         assert (
-            pm.sample(10, chains=1, step=step, model=model, **quiet).posterior.sizes["draw"] == 10
+            pm.sample(10, chains=1, step=step, model=model.model, **quiet).posterior.sizes["draw"]
+            == 10
         )
     else:
         with pytest.raises(dp.PrivacyConfigurationError, match="PyMC 5 runs 1000"):
-            pm.sample(10, chains=1, step=step, model=model, **quiet)
+            pm.sample(10, chains=1, step=step, model=model.model, **quiet)
 
 
 def test_uncovered_variables_are_refused_by_name(fast):
@@ -301,24 +293,22 @@ def test_uncovered_variables_are_refused_by_name(fast):
     dp.DPPenalty([b, a], epsilon=1.0, chains=1, draws=5, model=model, **fast)
 
 
-def test_no_other_step_in_the_run(logistic, quiet, fast):
-    model = logistic()
+def test_no_other_step_in_the_run(compiled, quiet):
+    model = compiled()
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
-    step = dp.DPPenalty(
-        epsilon=1.0, delta=1e-5, chains=1, draws=5, ledger=ledger, model=model, **fast
-    )
-    mixed = [step, pm.Slice(model=model)]
+    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, chains=1, draws=5, ledger=ledger, model=model)
+    mixed = [step, pm.Slice(model=model.model)]
     with pytest.raises(dp.UnsupportedModelError, match="Slice"):
-        pm.sample(5, tune=0, chains=1, step=mixed, model=model, **quiet)
+        pm.sample(5, tune=0, chains=1, step=mixed, model=model.model, **quiet)
     assert ledger.spent() == 0
 
 
-def test_blocked_false_is_refused(logistic, fast):
+def test_blocked_false_is_refused(compiled):
     with pm.Model() as model:
         a, b = pm.Normal("a"), pm.Normal("b")
         pm.Normal("y", a + b, 1, observed=np.array([0.1, 0.2]))
     with pytest.raises(dp.PrivacyConfigurationError, match="blocked"):
-        dp.DPPenalty(epsilon=1.0, chains=1, draws=5, blocked=False, model=model, **fast)
+        dp.DPPenalty(epsilon=1.0, chains=1, draws=5, blocked=False, model=model)
 
 
 def test_deterministic_added_later_is_refused(logistic, quiet, fast):
@@ -330,37 +320,37 @@ def test_deterministic_added_later_is_refused(logistic, quiet, fast):
         pm.sample(5, tune=0, chains=1, step=step, model=model, **quiet)
 
 
-def test_interrupt_keeps_draws_and_refunds_nothing(logistic, quiet, fast):
-    model = logistic()
+def test_interrupt_keeps_draws_and_refunds_nothing(compiled, quiet):
+    model = compiled()
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
-    step = dp.DPPenalty(
-        epsilon=1.0, delta=1e-5, chains=1, draws=50, ledger=ledger, model=model, **fast
-    )
+    step = dp.DPPenalty(epsilon=1.0, delta=1e-5, chains=1, draws=50, ledger=ledger, model=model)
 
     def interrupt(trace, draw):
         if draw.draw_idx == 7:
             raise KeyboardInterrupt
 
-    idata = pm.sample(50, tune=0, chains=1, step=step, model=model, callback=interrupt, **quiet)
+    idata = pm.sample(
+        50, tune=0, chains=1, step=step, model=model.model, callback=interrupt, **quiet
+    )
     safe = dp.release(idata)
     assert safe.posterior.sizes["draw"] == 8
     assert safe.attrs["privacy_epsilon"] == 1.0
     assert ledger.spent() > 0.99
 
 
-def test_pymc_never_picks_the_step_itself(logistic):
-    model = logistic()
-    assert dp.DPPenalty.competence(model.value_vars[0], True) == 0
+def test_pymc_never_picks_the_step_itself(compiled):
+    model = compiled()
+    assert dp.DPPenalty.competence(model.model.value_vars[0], True) == 0
 
 
-def test_progress_bar_shows_acceptance_and_spending(logistic):
+def test_progress_bar_shows_acceptance_and_spending(compiled):
     """The columns the host draws, filled from what an iteration reports."""
-    model = logistic()
+    model = compiled()
     step = seeded_step(model)
     start_chain(step)
     columns, fields = step._progressbar_config(n_chains=2)
     assert [c.get_table_column().header for c in columns] == ["Acceptance", "ε spent"]
-    _, (stats,) = step.step(model.initial_point())
+    _, (stats,) = step.step(model.model.initial_point())
     (update,) = step._make_progressbar_update_functions()
     shown = update(stats)
     assert shown.keys() - {"failing"} == fields.keys()
@@ -389,12 +379,12 @@ def test_single_precision_is_refused(fast):
         dp.DPPenalty(epsilon=1.0, chains=1, draws=5, model=model, **fast)
 
 
-def test_another_step_that_moves_the_chain_is_noticed(logistic):
+def test_another_step_that_moves_the_chain_is_noticed(compiled):
     """Without a look at the host: the chain is not where the private step left it."""
-    model = logistic()
+    model = compiled()
     step = seeded_step(model)
     start_chain(step)
-    point, _ = iterate(step, model.initial_point(), 2)
+    point, _ = iterate(step, model.model.initial_point(), 2)
     with pytest.raises(dp.UnsupportedModelError, match="else moves this chain"):
         step.step({"beta": point["beta"] + 1e-9})
     with pytest.raises(dp.UnsupportedModelError, match="else moves this chain"):

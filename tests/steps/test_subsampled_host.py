@@ -58,8 +58,10 @@ def build(which, model, *, seeded=False, **keywords):
     if "epsilon" not in keywords:
         keywords = instead | keywords
     if seeded:
-        keywords["noise"] = dp.InsecureSeededNoise(5)
-    return step_type(**{"draws": 6, "chains": 1, "model": model} | settings | keywords, **FAST)
+        keywords["noise_source"] = dp.InsecureSeededNoise(5)
+    if isinstance(model, pm.Model):
+        keywords |= FAST
+    return step_type(**{"draws": 6, "chains": 1, "model": model} | settings | keywords)
 
 
 def start_chain(step, seed=0):
@@ -81,10 +83,10 @@ def iterate(step, point, times):
 
 
 @every_step
-def test_pymcs_own_entry(which, logistic, quiet):
+def test_pymcs_own_entry(which, compiled, quiet):
     """The plan's promise is what the ledger is charged and what the result carries."""
     step_type, _, settings, event = STEPS[which]
-    model = logistic()
+    model = compiled()
     ledger = dp.PrivacyLedger(epsilon=500.0, delta=1e-3)
     step = build(which, model, tune=1, draws=3, chains=2, ledger=ledger)
     cost = composed_epsilon(times([event], 8), 1e-3)
@@ -96,7 +98,7 @@ def test_pymcs_own_entry(which, logistic, quiet):
     assert kind in text
     assert ledger.spent() == 0
 
-    raw = pm.sample(3, tune=1, chains=2, step=step, model=model, random_seed=1, **quiet)
+    raw = pm.sample(3, tune=1, chains=2, step=step, model=model.model, random_seed=1, **quiet)
     assert ledger.events() == (times([event], 8)[0],)
     assert ledger.spent() == pytest.approx(cost)
     stats = raw.sample_stats
@@ -107,7 +109,7 @@ def test_pymcs_own_entry(which, logistic, quiet):
     assert (spent <= step.guarantee.epsilon).all()
 
     with pytest.raises(dp.PrivacyBudgetExceeded, match="all of them have started"):
-        pm.sample(3, tune=1, chains=2, step=step, model=model, **quiet)
+        pm.sample(3, tune=1, chains=2, step=step, model=model.model, **quiet)
     assert ledger.spent() == pytest.approx(cost)
 
     safe = dp.release(raw)
@@ -148,15 +150,15 @@ def test_the_short_way(which, logistic, quiet, tmp_path):
 @pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 @every_step
-def test_two_processes(which, method, logistic):
-    model = logistic()
+def test_two_processes(which, method, compiled):
+    model = compiled()
     step = build(which, model, chains=2, seeded=True)
     idata = pm.sample(
         6,
         tune=0,
         chains=2,
         step=step,
-        model=model,
+        model=model.model,
         cores=2,
         mp_ctx=multiprocessing.get_context(method),
         progressbar=False,
@@ -181,20 +183,20 @@ def test_a_run_that_does_not_fit_reads_nothing(which, logistic, quiet):
 
 
 @every_step
-def test_host_draws_and_tune_must_match(which, logistic, quiet):
-    model = logistic()
+def test_host_draws_and_tune_must_match(which, compiled, quiet):
+    model = compiled()
     for host, word in [({"draws": 7, "tune": 0}, "7 draws"), ({"draws": 6, "tune": 3}, "3 tuning")]:
         step = build(which, model, seeded=True)
         with pytest.raises(dp.PrivacyConfigurationError, match=word):
-            pm.sample(**host, chains=1, step=step, model=model, **quiet)
+            pm.sample(**host, chains=1, step=step, model=model.model, **quiet)
         assert step.ledger.runs() == []
 
 
 @every_step
-def test_insecure_noise_is_marked(which, logistic, quiet):
-    model = logistic()
+def test_insecure_noise_is_marked(which, compiled, quiet):
+    model = compiled()
     step = build(which, model, seeded=True)
-    safe = dp.release(pm.sample(6, tune=0, chains=1, step=step, model=model, **quiet))
+    safe = dp.release(pm.sample(6, tune=0, chains=1, step=step, model=model.model, **quiet))
     assert safe.attrs["privacy_valid"] == 0
     assert safe.attrs["privacy_epsilon"] == np.inf
     assert "NOT PRIVATE" in safe.attrs["privacy_statement"]
@@ -206,13 +208,13 @@ def test_insecure_noise_is_marked(which, logistic, quiet):
 
 
 @every_step
-def test_state_round_trip_continues_the_same_path(which, logistic):
-    model = logistic()
+def test_state_round_trip_continues_the_same_path(which, compiled):
+    model = compiled()
     whole, first = (build(which, model, seeded=True, draws=12) for _ in range(2))
     start_chain(whole, seed=3)
-    _, expected = iterate(whole, model.initial_point(), 12)
+    _, expected = iterate(whole, model.model.initial_point(), 12)
     start_chain(first, seed=3)
-    point, path = iterate(first, model.initial_point(), 5)
+    point, path = iterate(first, model.model.initial_point(), 5)
     state = first.sampling_state
     second = cloudpickle.loads(cloudpickle.dumps(first))
     second.sampling_state = state
@@ -222,12 +224,12 @@ def test_state_round_trip_continues_the_same_path(which, logistic):
 
 
 @every_step
-def test_nothing_is_released_twice(which, logistic):
+def test_nothing_is_released_twice(which, compiled):
     """An old state, a copy of the step, and more iterations than planned: all refused."""
-    model = logistic()
+    model = compiled()
     step = build(which, model, seeded=True, draws=8)
     start_chain(step)
-    point, _ = iterate(step, model.initial_point(), 3)
+    point, _ = iterate(step, model.model.initial_point(), 3)
     state, twin = copy.deepcopy(step.sampling_state), cloudpickle.loads(cloudpickle.dumps(step))
     later, _ = iterate(step, point, 2)
     evaluate, twin.compiled.likelihood._evaluate = twin.compiled.likelihood._evaluate, None
@@ -243,11 +245,11 @@ def test_nothing_is_released_twice(which, logistic):
 
 
 @every_step
-def test_state_holds_numbers_per_parameter_only(which, logistic):
-    model = logistic()
+def test_state_holds_numbers_per_parameter_only(which, compiled):
+    model = compiled()
     step = build(which, model, seeded=True)
     start_chain(step)
-    iterate(step, model.initial_point(), 3)
+    iterate(step, model.model.initial_point(), 3)
     arrays = [v for v in vars(step.sampling_state).values() if isinstance(v, np.ndarray)]
     assert all(v.size == 2 for v in arrays)
 
@@ -256,7 +258,7 @@ def test_state_holds_numbers_per_parameter_only(which, logistic):
 
 
 @each_kind
-def test_the_seed_of_the_run_does_not_choose_the_samples(which, logistic, quiet, monkeypatch):
+def test_the_seed_of_the_run_does_not_choose_the_samples(which, compiled, quiet, monkeypatch):
     """Same public seed, secure source: other samples."""
     drawn = []
     for module, name in (("noisy_sum", "poisson_sample"), ("barker", "fixed_size_sample")):
@@ -270,9 +272,9 @@ def test_the_seed_of_the_run_does_not_choose_the_samples(which, logistic, quiet,
 
         monkeypatch.setattr(path, recording)
     for _ in range(2):
-        model = logistic()
+        model = compiled()
         step = build(which, model, draws=2)
-        pm.sample(2, tune=0, chains=1, step=step, model=model, random_seed=1, **quiet)
+        pm.sample(2, tune=0, chains=1, step=step, model=model.model, random_seed=1, **quiet)
     assert len(drawn) == 4
     assert len(set(drawn)) == 4
 
