@@ -4,7 +4,8 @@ import inspect
 import math
 import secrets
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any, Required, TypedDict
 
 import numpy as np
@@ -96,6 +97,7 @@ def with_settings(step: Any) -> Callable[..., None]:
     order |= {name: 1 for name in _DEFAULTS if name not in _FIRST}
     parameters = sorted(found.values(), key=lambda p: (p.kind, order.get(p.name, 0)))
     step.__signature__ = own.replace(parameters=parameters[1:])
+    accepted = {p.name for p in parameters}
 
     @wraps(init)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
@@ -105,7 +107,6 @@ def with_settings(step: Any) -> Callable[..., None]:
                 raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
         init(self, *args, **keywords)
 
-    accepted = {p.name for p in parameters}
     checked.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return checked
 
