@@ -13,6 +13,7 @@ from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import vectorize_graph
 
 from pymc_dp.compat import lower_named_dims
+from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.parameters import ParameterSpace
 
 
@@ -43,6 +44,7 @@ class PublicLogDensity:
         return value if value == value else -np.inf
 
     @cached_property
+    @compiling()
     def _gradient(self) -> Any:
         slope = pytensor.grad(
             rewrite_pregrad(self._graph), self._theta, disconnected_inputs="ignore"
@@ -56,6 +58,7 @@ class PublicLogDensity:
         return np.asarray(self._gradient(theta))
 
     @cached_property
+    @compiling()
     def _hessian(self) -> Any:
         d = pt.vector("direction", shape=self._theta.type.shape)
         slope = pytensor.grad(
