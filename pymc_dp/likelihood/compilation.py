@@ -23,7 +23,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import All
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 
-from pymc_dp.compat import ancestors, graph_inputs, index_axes, io_toposort
+from pymc_dp.compat import COMPILES_LOOPS, ancestors, graph_inputs, index_axes, io_toposort
 from pymc_dp.exceptions import UnsupportedModelError
 
 # Just before PyTensor fuses elementwise operations into loops; earlier, it would undo the rewrite.
@@ -151,6 +151,9 @@ def compile_without_checks(
     """
     keywords = dict(compile_kwargs or {})
     mode = get_mode(keywords.pop("mode", None))
+    if COMPILES_LOOPS:
+        # It derives shapes all over a graph to find out that a slice takes all there is, which is a view.
+        mode = mode.excluding("local_useless_subtensor")
     without_checks = Mode(
         linker=mode.linker,
         optimizer=mode.provided_optimizer.including("local_remove_check_parameter"),
