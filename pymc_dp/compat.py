@@ -36,6 +36,8 @@ HAS_INFERENCE_DATA = az.__version__.startswith("0.")
 __all__ = [
     "CHAIN_START",
     "COMPILES_LOOPS",
+    "AdvancedSubtensor",
+    "AdvancedSubtensor1",
     "SamplerCall",
     "ancestors",
     "enclosing_sampler",

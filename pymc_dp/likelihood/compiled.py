@@ -15,6 +15,7 @@ from pymc_dp.exceptions import (
     UnsupportedModelError,
     refuses_from_outside,
 )
+from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.parameters import ParameterSpace
@@ -80,8 +81,9 @@ class CompiledModel:
         if chunk_size is not None:
             chunk_size = whole("chunk_size", chunk_size, 1)
         self.model = pm.modelcontext(model)
-        self.roles = find_roles(self.model, unit, public)
-        self.parameters = ParameterSpace(self.model)
+        with compiling():
+            self.roles = find_roles(self.model, unit, public)
+            self.parameters = ParameterSpace(self.model)
         self._chunk_size, self._compile_kwargs = chunk_size, compile_kwargs
         self._deterministics = {det.name for det in self.model.deterministics}
         self._data = {v.name: v.get_value(borrow=True) for v in self.model.data_vars}
@@ -106,6 +108,7 @@ class CompiledModel:
 
     @cached_property
     @refuses_from_outside
+    @compiling()
     def likelihood(self) -> RecordLikelihood:
         """Log-likelihood of every unit, checked to be a function of its own records."""
         with doing("Compiling the log-likelihood"):
@@ -120,6 +123,7 @@ class CompiledModel:
         return likelihood
 
     @cached_property
+    @compiling()
     def log_public(self) -> PublicLogDensity:
         """Everything in the log-density that is not likelihood."""
         with doing("Compiling the prior"):
@@ -127,6 +131,7 @@ class CompiledModel:
 
     @cached_property
     @refuses_from_outside
+    @compiling()
     def gradients(self) -> UnitGradients:
         """Gradient of every unit's log-likelihood."""
         likelihood = self.likelihood
@@ -135,6 +140,7 @@ class CompiledModel:
 
     @cached_property
     @refuses_from_outside
+    @compiling()
     def hessians(self) -> UnitHessians:
         """Hessian of every unit's log-likelihood."""
         likelihood = self.likelihood
@@ -142,6 +148,7 @@ class CompiledModel:
             return UnitHessians(self._graph, likelihood, compile_kwargs=self._compile_kwargs)
 
     @cached_property
+    @compiling()
     def curvature(self) -> DirectionalCurvature:
         """Second derivative of every unit's log-likelihood along a line."""
         likelihood = self.likelihood

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.tensor.basic import Join, Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 
 from pymc_dp.compat import (
     COMPILES_LOOPS,
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
     ancestors,
     graph_inputs,
     index_axes,
@@ -81,11 +84,15 @@ class UnitGradients:
         )
         ways = {"forward": (_forward, _transposed), "reverse": (_reverse, side_by_side)}
         self.method = ""
-        for name in ways_to_gradients(graph) if method is None else [method]:
+        names = list(ways_to_gradients(graph) if method is None else [method])
+        for name in names:
             build, arrange = ways[name]
             own = graph.to_differentiate()
             try:
                 blocks = build(own, self._axes, self._d)
+                if names == ["reverse", "forward"] and not COMPILES_LOOPS and _keep_looping(blocks):
+                    names.append(name)  # only if the other way cannot be derived
+                    continue
                 # Vectorising adds assertions on shapes, which are public and checked below.
                 function = compile_without_checks(
                     [own.theta, *own.rows], [strip_checks(b) for b in blocks], compile_kwargs
@@ -94,7 +101,9 @@ class UnitGradients:
             except Exception:  # noqa: BLE001  one way may fail where the other works
                 continue
             self.method, self._function, self._arrange = name, function, arrange
-            if COMPILES_LOOPS or not _batched_operations(function.maker.fgraph.apply_nodes):
+            if COMPILES_LOOPS or name == "forward":
+                break
+            if not _batched_operations(function.maker.fgraph.apply_nodes):
                 break
         if not self.method:
             raise UnsupportedModelError(
@@ -167,6 +176,15 @@ def _batched_operations(nodes: Iterable[Any]) -> bool:
     """Whether anything but elementwise operations and products is done for each record: equations, an index."""
     return any(
         isinstance(node.op, Blockwise) and not isinstance(node.op.core_op, Dot) for node in nodes
+    )
+
+
+def _keep_looping(outputs: list[Variable]) -> bool:
+    """Whether something is done for each record that PyTensor has no other form for."""
+    loops = (AdvancedSubtensor, AdvancedSubtensor1, Join, Split)
+    return any(
+        isinstance(node.op, Blockwise) and isinstance(node.op.core_op, loops)
+        for node in io_toposort(list(graph_inputs(outputs)), outputs)
     )
 
 

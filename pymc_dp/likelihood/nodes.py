@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
+from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.random.type import RandomType
@@ -82,7 +83,8 @@ def values_of(variable: Variable) -> NDArray[Any]:
     elif isinstance(variable, Constant):
         values = np.asarray(variable.data)
     else:
-        values = np.asarray(variable.eval())
+        # Once only, and a cast at most: nothing to compile.
+        values = np.asarray(variable.eval(mode=Mode(linker="py", optimizer=None)))
     if values.ndim != variable.type.ndim:
         raise UnsupportedModelError(
             f"{variable.name or 'A constant matrix'} is not a dense array (sparse matrices are not "

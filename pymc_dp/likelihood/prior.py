@@ -10,9 +10,10 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
-from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.basic import Variable
 
 from pymc_dp.compat import lower_named_dims
+from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.parameters import ParameterSpace
 
 
@@ -43,11 +44,14 @@ class PublicLogDensity:
         return value if value == value else -np.inf
 
     @cached_property
+    def _slope(self) -> Variable:
+        graph = rewrite_pregrad(self._graph)
+        return pytensor.grad(graph, self._theta, disconnected_inputs="ignore")
+
+    @cached_property
+    @compiling()
     def _gradient(self) -> Any:
-        slope = pytensor.grad(
-            rewrite_pregrad(self._graph), self._theta, disconnected_inputs="ignore"
-        )
-        function = pm.compile([self._theta], slope, **self._compile_kwargs)
+        function = pm.compile([self._theta], self._slope, **self._compile_kwargs)
         function.trust_input = True
         return function
 
@@ -56,18 +60,16 @@ class PublicLogDensity:
         return np.asarray(self._gradient(theta))
 
     @cached_property
-    def _hessian(self) -> Any:
-        d = pt.vector("direction", shape=self._theta.type.shape)
-        slope = pytensor.grad(
-            rewrite_pregrad(self._graph), self._theta, disconnected_inputs="ignore"
-        )
-        product = pytensor.grad(slope @ d, self._theta, disconnected_inputs="ignore")
-        rows = vectorize_graph(product, {d: pt.eye(self._theta.type.shape[0])})
-        function = pm.compile([self._theta], rows, **self._compile_kwargs)
+    @compiling()
+    def _hessian_product(self) -> Any:
+        v = pt.vector("v", shape=self._theta.type.shape)
+        product = pytensor.grad(self._slope @ v, self._theta, disconnected_inputs="ignore")
+        # Only the search for an anchor asks for it, some twenty times: fewer than compiling it would pay for.
+        keywords = {"mode": "FAST_COMPILE", **self._compile_kwargs}
+        function = pm.compile([self._theta, v], product, on_unused_input="ignore", **keywords)
         function.trust_input = True
         return function
 
     def hessian(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
         """Hessian at `theta`, shape (d, d)."""
-        # Of a flat prior it does not depend on the direction, and has no row for each.
-        return np.broadcast_to(self._hessian(theta), (len(theta), len(theta)))
+        return np.array([self._hessian_product(theta, v) for v in np.eye(len(theta))])
