@@ -20,7 +20,7 @@ from pymc_dp.exceptions import (
 from pymc_dp.gibbs.metadata import is_post_processing
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.likelihood.nodes import RecordData, quoting_nothing, shapes_of_data
-from pymc_dp.likelihood.records import rebuild_observed
+from pymc_dp.likelihood.record_graph import rebuild_observed
 from pymc_dp.likelihood.roles import Roles
 
 

@@ -20,7 +20,8 @@ from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.likelihood.records import RecordGraph, RecordLikelihood, record_graph
+from pymc_dp.likelihood.record_graph import RecordGraph, record_graph
+from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.separability import check_separability
 from pymc_dp.progress import doing

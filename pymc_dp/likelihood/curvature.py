@@ -16,7 +16,8 @@ from pymc_dp.compat import graph_inputs, io_toposort, pushforward
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
-from pymc_dp.likelihood.records import RecordGraph, RecordLikelihood
+from pymc_dp.likelihood.record_graph import RecordGraph
+from pymc_dp.likelihood.records import RecordLikelihood
 
 _CHUNK_BYTES = 2**22
 """Hessians of one chunk."""

@@ -29,7 +29,8 @@ from pymc_dp.compat import (
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
-from pymc_dp.likelihood.records import RecordGraph, RecordLikelihood
+from pymc_dp.likelihood.record_graph import RecordGraph
+from pymc_dp.likelihood.records import RecordLikelihood
 
 _FORWARD_UP_TO = 8
 """Parameters; measured on PyMC 6 with models of 2 to 68 (``benchmarks/gradient_ways.py``)."""

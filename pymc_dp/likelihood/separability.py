@@ -18,10 +18,8 @@ from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.compilation import strip_checks
 from pymc_dp.likelihood.nodes import quoting_nothing
 from pymc_dp.likelihood.parameters import ParameterSpace
-from pymc_dp.likelihood.records import (
-    RecordLikelihood,
-    sum_observed,
-)
+from pymc_dp.likelihood.record_graph import sum_observed
+from pymc_dp.likelihood.records import RecordLikelihood
 
 _PROBED_RECORDS = 256
 _SPREADS = (0.0, 0.3, 0.3, 1.0, 1.0, 3.0, 3.0)

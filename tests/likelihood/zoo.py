@@ -12,7 +12,8 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_dp.likelihood.parameters import ParameterSpace
-from pymc_dp.likelihood.records import RecordLikelihood, record_graph
+from pymc_dp.likelihood.record_graph import record_graph
+from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.separability import check_separability
 

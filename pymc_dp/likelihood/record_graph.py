@@ -1,0 +1,178 @@
+"""The log-likelihood of symbolic record rows: derived from the model, to be compiled and differentiated."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.logprob.basic import conditional_logp
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+
+from pymc_dp.compat import lower_named_dims
+from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.compilation import (
+    keep_indices_in_range,
+    strip_checks,
+)
+from pymc_dp.likelihood.nodes import (
+    WRAP_DATA,
+    RecordData,
+    all_data_nodes,
+    quoting_nothing,
+    refuse_hidden,
+    shape_constants,
+)
+from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.likelihood.roles import Roles
+
+
+class RecordGraph(NamedTuple):
+    """Symbolic per-record log-likelihood, with the data rows as inputs.
+
+    Parameters
+    ----------
+    log_likelihood : Variable, shape (records,)
+    theta : Variable, shape (d,)
+        The joined value variables.
+    values : list of Variable
+        The value variables as the parts of θ that they are, in order.
+    rows : list of Variable
+        One input per ``roles.record_data``, of any number of records.
+    start : ndarray, shape (d,)
+        θ at the model's initial point.
+    observed : list of str
+        Names of the observed variables.
+    """
+
+    log_likelihood: Variable
+    theta: Variable
+    values: list[Variable]
+    rows: list[Variable]
+    start: NDArray[np.float64]
+    observed: list[str]
+
+    def to_differentiate(self) -> "RecordGraph":
+        """A copy, as preparing a graph for differentiation changes it."""
+        log_likelihood, *values = clone_replace([self.log_likelihood, *self.values], {})
+        return self._replace(log_likelihood=log_likelihood, values=values)
+
+
+class ObservedRows(NamedTuple):
+    """The observed variables as functions of symbolic record rows, and of parameters.
+
+    Parameters
+    ----------
+    rvs : list of Variable
+        The random variables.
+    values : list of Variable
+        What was observed of them.
+    parameters : list of Variable
+        In place of the free variables, in the model's order.
+    rows : list of Variable
+        One input per ``roles.record_data``, of any number of records.
+    """
+
+    rvs: list[Variable]
+    values: list[Variable]
+    parameters: list[Variable]
+    rows: list[Variable]
+
+
+def rebuild_observed(model: pm.Model, roles: Roles, length: Variable | None = None) -> ObservedRows:
+    """Put symbolic rows in place of the records, and `length` in place of their number."""
+    observed, free = list(model.observed_RVs), list(model.free_RVs)
+    values = [model.rvs_to_values[rv] for rv in observed]
+    rows = [_row_input(leaf, f"rows_{k}") for k, leaf in enumerate(roles.record_data)]
+    parameters = {rv: rv.type(name=rv.name) for rv in free}
+    replacements = {
+        leaf.variable: _like(leaf.variable, row)
+        for leaf, row in zip(roles.record_data, rows, strict=True)
+    } | parameters
+    if length is None:
+        length = rows[0].shape[roles.record_data[0].axis]
+    replacements |= _lengths([*observed, *values], replacements, model, roles, length)
+    rebuilt = clone_replace([*observed, *values], replacements, rebuild_strict=False)
+    return ObservedRows(
+        rebuilt[: len(observed)], rebuilt[len(observed) :], list(parameters.values()), rows
+    )
+
+
+def record_graph(parameters: ParameterSpace, roles: Roles) -> RecordGraph:
+    """Derive the log-likelihood of symbolic record rows."""
+    model = parameters.model
+    names = [rv.name for rv in model.observed_RVs]
+    with quoting_nothing(
+        f"The per-record log-likelihood of {names} could not be derived ({{error}}). {WRAP_DATA}"
+    ):
+        rvs, values, free, rows = rebuild_observed(model, roles)
+        log_densities = conditional_logp(dict(zip(rvs, values, strict=True)))
+        total = sum_observed([log_densities[v] for v in values], names, roles.observed_axes)
+        constrained = model.replace_rvs_by_values(list(model.free_RVs))
+        (total,) = clone_replace(
+            [total], dict(zip(free, constrained, strict=True)), rebuild_strict=False
+        )
+        (total, *parts), theta = parameters.join([total, *model.value_vars])
+        total, *parts = lower_named_dims([total, *parts])
+        total = keep_indices_in_range(strip_checks(total, records=set(rows)), set(rows))
+    held = [leaf.values for leaf in roles.record_data]
+    refuse_hidden(all_data_nodes([total]), roles.n_records, held, roles.public_data)
+    return RecordGraph(total, theta, parts, rows, parameters.start, names)
+
+
+def _row_input(leaf: RecordData, name: str) -> Variable:
+    shape = [None if axis == leaf.axis else size for axis, size in enumerate(leaf.values.shape)]
+    return pt.tensor(name, dtype=leaf.variable.type.dtype, shape=tuple(shape))
+
+
+def _like(node: Variable, row: Variable) -> Variable:
+    """`row`, with named dimensions if `node` has them."""
+    if not hasattr(node.type, "dims"):
+        return row
+    from pytensor.xtensor import as_xtensor
+
+    return as_xtensor(row, dims=node.type.dims)
+
+
+def _lengths(
+    graphs: Sequence[Variable],
+    replaced: Mapping[Variable, Variable],
+    model: pm.Model,
+    roles: Roles,
+    length: Variable,
+) -> dict[Variable, Variable]:
+    """Replacements for every place where the number of records is written down as a shape."""
+    n, found = roles.n_records, {}
+    for dim in roles.record_dims:
+        if isinstance(model.dim_lengths.get(dim), Variable):
+            found[model.dim_lengths[dim]] = length.astype("int64")
+    blockers = [*replaced, *found]
+    for c in shape_constants(graphs, blockers):
+        if c.type.ndim == 1 and n in c.data:
+            axis = int(np.flatnonzero(c.data == n)[0])
+            entries = [length if k == axis else pt.constant(s) for k, s in enumerate(c.data)]
+            found[c] = pt.stack([pt.cast(e, c.type.dtype) for e in entries])
+        elif c.type.ndim == 0 and c.data == n:
+            found[c] = length.astype(c.type.dtype)
+    return found
+
+
+def sum_observed(
+    log_densities: Sequence[Variable], names: Sequence[str], axes: Sequence[int]
+) -> Variable:
+    """Add up observed variables, and the other axes of each, into one term per record."""
+    terms = []
+    for log_density, name, axis in zip(log_densities, names, axes, strict=True):
+        term = pt.as_tensor(log_density, allow_xtensor_conversion=True)
+        if term.ndim <= axis:
+            raise UnsupportedModelError(
+                f"The log-likelihood of {name!r} is one number for all records together, so its "
+                "records are not independent given the parameters (Gaussian processes, random "
+                "walks and other time series are like that). Write it as a distribution with one "
+                "term per record."
+            )
+        others = [k for k in range(term.ndim) if k != axis]
+        terms.append(term.sum(axis=others) if others else term)
+    return sum(terms[1:], start=terms[0])
