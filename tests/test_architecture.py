@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "exponential_family": {"exceptions", "compat", "likelihood"},
     "mechanisms": {"exceptions", "checks", "compat", "privacy"},
     "gibbs": {"exceptions", "_version", "compat", "privacy", "mechanisms"},
-    "records": {"exceptions", "_version", "privacy", "likelihood", "linalg"},
+    "records": {"exceptions", "_version", "checks", "privacy", "likelihood", "linalg"},
     "anchor": {"exceptions", "privacy", "likelihood", "linalg", "records"},
     "steps": {
         "exceptions",

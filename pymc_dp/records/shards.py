@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
 
+from pymc_dp.checks import is_whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.roles import Roles
 
@@ -130,6 +130,6 @@ class Shards:
 
 def _sizes(name: str, given: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(given)
-    if not sizes or any(not isinstance(n, int | np.integer) or n < 1 for n in sizes):
+    if not sizes or not all(is_whole(n, 1) for n in sizes):
         raise PrivacyConfigurationError(f"`{name}` must list one positive whole number per shard.")
     return tuple(int(n) for n in sizes)

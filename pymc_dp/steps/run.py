@@ -166,7 +166,7 @@ class Run:
         self.noise: NoiseSource = SecureNoise() if noise_source is None else noise_source
         self.secure = type(self.noise) is SecureNoise
         self._check_budget(epsilon, instead)
-        self.epsilon = epsilon
+        self.epsilon = None if epsilon is None else check_finite_epsilon(epsilon)
         if ledger is not None and not isinstance(ledger, PrivacyLedger):
             raise PrivacyConfigurationError(
                 f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
@@ -193,8 +193,6 @@ class Run:
                 )
             if value is not None and name.endswith("multiplier"):
                 self._check_multiplier(name, value)
-        if epsilon is not None:
-            check_finite_epsilon(epsilon)
 
     def _check_multiplier(self, name: str, z: Any) -> None:
         """Refuse a multiplier that is none, or that protects nothing."""
@@ -291,13 +289,15 @@ class Run:
         return all(self.ledger.settle(plan, events) for plan, events in plans)
 
 
-def check_finite_epsilon(epsilon: float) -> None:
-    """Refuse an ε that is not a positive, finite number."""
-    if math.isinf(check_epsilon(epsilon)):
+def check_finite_epsilon(epsilon: float) -> float:
+    """ε as a float, if it is positive and finite."""
+    number = check_epsilon(epsilon)
+    if math.isinf(number):
         raise PrivacyConfigurationError(
             "`epsilon` must be finite. To debug without noise, say so: `noise_multiplier=0, "
             "noise_source=InsecureSeededNoise(seed)`."
         )
+    return number
 
 
 # `pm.sample` offers no way to attach a promise to its result, so a draw carries the run's public
