@@ -452,7 +452,7 @@ def test_the_report_says_what_was_found():
     ("changed", "match"),
     [
         ({"ledger": dp.PrivacyLedger(epsilon=1.0, delta=0.1)}, "`ledger`.*synthetic"),
-        ({"noise_source": dp.InsecureSeededNoise(1)}, "`noise`.*secure"),
+        ({"noise_source": dp.InsecureSeededNoise(1)}, "`noise_source`.*secure"),
         ({"chains": 2}, "`chains`"),
         ({"model": None}, "`model`"),
         ({"runs": 5}, "`runs`"),

@@ -130,7 +130,7 @@ def test_it_draws_where_it_is_told(released, pyplot):
 
 def test_without_a_guarantee_there_is_nothing_to_plot(run):
     with pytest.raises(dp.PrivacyError, match="insecure seeded"):
-        dp.plot_privacy(run(noise=dp.InsecureSeededNoise(1)))
+        dp.plot_privacy(run(noise_source=dp.InsecureSeededNoise(1)))
 
 
 def post_processed(released):
@@ -322,7 +322,7 @@ def test_it_costs_nothing_and_keeps_quiet(small, caplog):
     with caplog.at_level(logging.INFO):
         small(real(1))
     assert "private" not in caplog.text
-    for name in ("ledger", "noise", "epsilon"):
+    for name in ("ledger", "noise_source", "epsilon"):
         with pytest.raises(TypeError, match=f"`{name}` has no place here"):
             dp.tradeoff(real(1), **SMALL, **{name: 1})
 
