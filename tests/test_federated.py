@@ -544,7 +544,13 @@ def test_the_pooled_posterior_is_invariant_with_noise_on(iterations, quiet):
         with model:
             pm.Bernoulli("y", logit_p=model["a"] * pm.Data("x", np.ones(3)), observed=part)
         owners.append(
-            Owner(epsilon=1e4, rounds=0, ratios=iterations, model=model, compile_kwargs=FAST)
+            Owner(
+                epsilon=float(iterations),
+                rounds=0,
+                ratios=iterations,
+                model=model,
+                compile_kwargs=FAST,
+            )
         )
     a = np.linspace(-6, 25, 20001)
     z = (a - 0.5) / 1.5

@@ -54,7 +54,16 @@ def test_every_way_gives_each_records_own_gradient(name):
     )
 
 
-@pytest.mark.parametrize("name", ["linear", "varying_intercepts", "several", "ordered"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear",
+        *(
+            pytest.param(n, marks=pytest.mark.sweep)
+            for n in ("varying_intercepts", "several", "ordered")
+        ),
+    ],
+)
 def test_gradients_add_up_to_the_models(name):
     model = build(name)
     likelihood, theta = parts(model)

@@ -140,6 +140,7 @@ def test_max_draws_is_algorithm_2_of_the_thesis(epsilon, log_delta, z):
         assert wanted * (1 - 1e-7) <= found <= wanted
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(st.floats(0.1, 1e3), deltas, st.floats(0.1, 500), st.floats(0.1, 500), st.integers(0, 30))
 def test_max_draws_fit_the_budget_and_one_more_does_not(epsilon, delta, z, z_g, gradients):

@@ -146,6 +146,7 @@ def noisy_anchor(order):
     return anchor_at(theta0, W, order, slope + 0.9, curvature + 0.3 if order == 2 else 0.8)
 
 
+@pytest.mark.chain
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_tilted_posterior_is_invariant(order):
     at = noisy_anchor(order)
@@ -163,6 +164,7 @@ def test_the_tilted_posterior_is_invariant(order):
     assert np.mean(ends != starts) > 0.5
 
 
+@pytest.mark.chain
 def test_an_asymmetric_bound_is_caught():
     at = noisy_anchor(1)
     grid, cdf = tilted_target(at, 1)
@@ -467,6 +469,7 @@ def test_noise_aware_draws_are_the_posterior_given_the_release(L0, tilt):
     )
 
 
+@pytest.mark.sweep
 def test_noise_aware_draws_know_of_the_noise_in_the_curvature():
     """Normal data far from the anchor's centre: 90 % intervals cover 90 %, and too little without."""
     d, J, L0, s_g, s_A, runs = 3, 1.0, 0.01, 1.0, 0.12, 3000
@@ -530,6 +533,7 @@ def test_a_record_that_overflows_near_the_anchor_tells_nothing(errors):
             assert np.geterr() == state
 
 
+@pytest.mark.sweep
 def test_flat_priors_are_found_like_others(quiet):
     """Where no prior holds the search, the data alone must."""
     rng = np.random.default_rng(0)

@@ -297,6 +297,7 @@ def test_a_budget_that_no_batch_fits_is_refused_with_the_cheapest(logistic):
         dp.DPBarker(epsilon=0.1, chains=1, draws=1000, model=logistic(), **FAST)
 
 
+@pytest.mark.chain
 def test_tuning_steers_acceptance_from_released_numbers_only(logistic, quiet):
     model = logistic(n=2000)
     step = dp.DPBarker(

@@ -269,6 +269,7 @@ def test_path_length(logistic):
     assert step.events[1].count == 5  # four steps
 
 
+@pytest.mark.chain
 def test_tuning_steers_the_step_size(logistic, quiet):
     model = logistic(n=400)
     step = dp.DPHMC(

@@ -387,6 +387,7 @@ def test_events_and_settings(logistic):
     assert step.guarantee.epsilon == composed_epsilon(times(step.events, 6), step.guarantee.delta)
 
 
+@pytest.mark.sweep
 def test_the_budget_buys_less_noise_for_samples(logistic):
     """And never costs more than it."""
     plain, sampled = (

@@ -259,6 +259,7 @@ def test_events_and_cost(step_type, logistic):
     assert whole.events == (Gaussian(0.5),)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("step_type", [dp.DPSGLD])
 def test_the_budget_is_kept(step_type, logistic):
     step = step_type(
