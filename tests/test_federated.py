@@ -534,7 +534,7 @@ def skewed_prior():
 
 
 @pytest.mark.chain
-@pytest.mark.parametrize("iterations", [1600, pytest.param(6000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("iterations", [2400, pytest.param(8000, marks=pytest.mark.nightly)])
 def test_the_pooled_posterior_is_invariant_with_noise_on(iterations, quiet):
     """Ratios are at most |θ' − θ|, so nothing is clipped; the posterior is skewed, and known by summation."""
     y = np.array([1, 1, 1, 0, 1, 1, 1, 1, 1])
@@ -545,7 +545,7 @@ def test_the_pooled_posterior_is_invariant_with_noise_on(iterations, quiet):
             pm.Bernoulli("y", logit_p=model["a"] * pm.Data("x", np.ones(3)), observed=part)
         owners.append(
             Owner(
-                epsilon=float(iterations),
+                epsilon=12.0 * iterations,
                 rounds=0,
                 ratios=iterations,
                 model=model,
@@ -561,8 +561,8 @@ def test_the_pooled_posterior_is_invariant_with_noise_on(iterations, quiet):
     assert skewness > 0.5
 
     coordinator = skewed_prior()
-    step = FederatedPenalty(asking(owners), clip=1.0, scale=0.9, model=coordinator)
-    assert 0.3 < 2 * 0.9 * step._z < 3  # noise that would matter if it were not corrected for
+    step = FederatedPenalty(asking(owners), clip=1.0, scale=3.0, model=coordinator)
+    assert 1 < 2 * 3.0 * step._z < 3  # noise that would matter if it were not corrected for
     idata = pm.sample(
         iterations, tune=0, chains=1, step=step, model=coordinator, random_seed=5,
         initvals={"a": mean}, **quiet,
