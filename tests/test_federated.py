@@ -400,6 +400,7 @@ def pooled(x, y):
     return mode, np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x + np.eye(x.shape[1]) / 4)
 
 
+@pytest.mark.sweep
 def test_surrogate_is_the_pooled_posterior_at_a_large_epsilon(three):
     _, x, y, found = three
     mode, covariance = pooled(x, y)
@@ -440,6 +441,7 @@ def test_surrogate_of_another_model_is_refused(three):
         find_surrogate(asking(three[0]), prior())
 
 
+@pytest.mark.sweep
 def test_surrogate_with_noise_is_as_far_off_as_its_tilt_says():
     """Four runs of three owners: z-scores of all centers, noise included, are standard normal."""
     data = [records(k, n=1000) for k in range(3)]
@@ -459,6 +461,7 @@ def test_surrogate_with_noise_is_as_far_off_as_its_tilt_says():
     assert chi2.ppf(1e-4, 4 * D) < np.sum(squares) < 1.3 * chi2.ppf(1 - 1e-4, 4 * D)
 
 
+@pytest.mark.sweep
 def test_a_rare_covariate_counts():
     """Gradients of 0.5 % of the records stand apart, and must not be clipped away."""
     data = []

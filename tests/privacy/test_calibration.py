@@ -23,6 +23,7 @@ epsilons = st.floats(-3, 7).map(lambda x: 10**x)
 # -- noise for a number of draws ------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(epsilons, deltas, st.integers(1, 10**6))
 def test_calibrated_noise_never_overshoots_and_is_tight(epsilon, delta, draws):
@@ -283,6 +284,7 @@ def test_where_delta_covers_the_sampling_hardly_any_noise_is_needed():
     assert composed_epsilon([PoissonGaussian(z, 1e-6, 10)], 1e-3) <= 1.0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (3.0, 0.1)])
 def test_max_draws_with_samples_and_gradients_fit_and_one_more_does_not(z, q):
     settings = {"gradient_multiplier": 200.0, "gradients_per_draw": 3, "sampling_rate": q}

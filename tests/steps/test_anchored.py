@@ -510,6 +510,7 @@ def test_negative_information_adds_nothing():
     assert abs(shift[0]) < 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("errors", ["warn", "raise"])
 def test_a_record_that_overflows_near_the_anchor_tells_nothing(errors):
     """Finite at the anchor, infinite at every probe; and the state of numpy is left alone."""
