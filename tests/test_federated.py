@@ -187,6 +187,7 @@ def exhaust(owner):
             owner.answer(kind, request)
 
 
+@pytest.mark.sweep
 def test_each_owners_guarantee_from_its_own_ledger(tmp_path):
     """All that was ever counted in the file, composed by dp-accounting and by the closed form."""
     budgets = [(0.5, 1e-6), (2.0, 1e-5), (8.0, 1e-4)]

@@ -80,6 +80,7 @@ def test_gradients_add_up_to_the_models(name):
     np.testing.assert_allclose(total + prior, log_likelihood(point), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk_size", [1, 7, 60])
 @pytest.mark.parametrize("method", METHODS)
 def test_units_with_several_records(chunk_size, method):

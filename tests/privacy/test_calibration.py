@@ -249,6 +249,7 @@ def test_noise_for_samples_never_overshoots_is_tight_and_inverted_by_max_draws(
     assert draws <= within <= draws * (1 + 1e-4)
 
 
+@pytest.mark.sweep
 def test_calibration_for_samples_takes_few_evaluations(monkeypatch):
     evaluations = []
 
@@ -264,6 +265,7 @@ def test_calibration_for_samples_takes_few_evaluations(monkeypatch):
     assert len(evaluations) < 30
 
 
+@pytest.mark.sweep
 def test_a_rate_of_one_is_all_units():
     for budget in ({"epsilon": 1.0, "delta": 1e-6}, {"epsilon": 20.0, "delta": 1e-9}):
         z = calibrate_noise(**budget, draws=100)
@@ -320,6 +322,7 @@ def test_max_draws_by_theorem_3_5_of_the_thesis(z, q):
 # -- batches of a Barker test ---------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("variance", [1.5, 2.0, 3.0])
 def test_the_batch_fits_and_one_unit_more_does_not(epsilon, variance):
