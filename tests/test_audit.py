@@ -78,6 +78,7 @@ def normal(rng, epsilon, size):
 
 
 # Randomised response claims more than a Gaussian release of the same ε: no such bound is asked of it.
+@pytest.mark.sweep
 @pytest.mark.parametrize(("law", "gaussian"), [(binary, False), (normal, False), (normal, True)])
 def test_bound_holds_as_often_as_stated(law, gaussian):
     rng, repeats, epsilon = np.random.default_rng(1), 400, 1.0
@@ -376,6 +377,7 @@ def test_runs_repeat_nothing_but_public_randomness():
     assert len(moved) <= 2  # to the proposal, or nowhere
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("always", [False, True])
 def test_a_run_that_a_step_gives_up_is_an_output(always, monkeypatch):
     honest = dp.DPPenalty._iterate
@@ -425,6 +427,7 @@ def test_a_unit_of_several_records_may_be_replaced():
     assert not found.violated
 
 
+@pytest.mark.sweep
 def test_the_log_stays_quiet(caplog):
     with caplog.at_level(logging.INFO, logger="pymc.dp"):
         audited("anchored", runs=20)

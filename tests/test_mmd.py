@@ -68,6 +68,7 @@ def test_shifts_rotations_and_units_do_not_matter():
     assert dp.mmd(y, x) == pytest.approx(expected, rel=0.1)  # other pairs, other width
 
 
+@pytest.mark.sweep
 def test_ten_thousand_draws_need_no_large_matrix():
     import tracemalloc
 

@@ -244,6 +244,7 @@ def small(short):
     return lambda model, **more: dp.tradeoff(model, **{**SMALL, "random_seed": 3, **more})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_the_real_data_make_no_difference(wrapped, small):
     """Other covariates, other outcomes, other labels: the same plot to the last bit."""
@@ -303,6 +304,7 @@ def test_several_outcomes_are_drawn_together():
     assert not np.array_equal(y, z)
 
 
+@pytest.mark.sweep
 def test_more_epsilon_is_nearer_to_the_non_private_posterior(small):
     found = small(
         real(1), epsilons=(0.01, 1e4), draws=300, truth={"beta": [0.5, -0.5]}, random_seed=0
@@ -318,6 +320,7 @@ def test_more_epsilon_is_nearer_to_the_non_private_posterior(small):
     assert (found.r_hat[1] < 1.3).all()
 
 
+@pytest.mark.sweep
 def test_it_costs_nothing_and_keeps_quiet(small, caplog):
     with caplog.at_level(logging.INFO):
         small(real(1))
@@ -447,6 +450,7 @@ def test_the_table_of_a_tradeoff():
     assert found._repr_html_().count("<td") == 9
 
 
+@pytest.mark.sweep
 def test_the_plot_shows_every_run(pyplot, short):
     figure, given = pyplot.subplots()
     found = dp.tradeoff(real(1), truth={"beta": [0.5, 0.5]}, **SMALL)
@@ -458,6 +462,7 @@ def test_the_plot_shows_every_run(pyplot, short):
     figure.savefig(io.BytesIO())
 
 
+@pytest.mark.sweep
 def test_a_run_that_gave_up_is_shown_as_such(small, monkeypatch):
     """Some steps find out that the budget is too small only when it is spent."""
     original = dp.tradeoff.__globals__["sample"]

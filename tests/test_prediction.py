@@ -88,6 +88,7 @@ def test_rows_of_a_data_frame_keep_their_labels():
     assert visits.dtype.kind == "i"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 4])
 def test_outcomes_are_not_asked_for(rows, quiet):
     """Without named dimensions the outcomes' shape is that of the observed values, of any axes."""

@@ -215,7 +215,6 @@ def test_statistic_that_is_not_finite_at_the_start_is_refused():
             step.step(model.initial_point())
 
 
-@pytest.mark.chain
 def test_discrete_parameters_get_a_step_from_pymc(quiet):
     with pm.Model():
         which = pm.Bernoulli("which", 0.5)
@@ -227,6 +226,7 @@ def test_discrete_parameters_get_a_step_from_pymc(quiet):
     assert {0, 1} == set(np.unique(idata["posterior"]["which"].values))
 
 
+@pytest.mark.chain
 def test_released_values_may_be_replaced(quiet):
     """One step serves many releases of the same design, as in a simulation study."""
     with pm.Model() as model:

@@ -137,6 +137,7 @@ def samples(units):
         yield np.flatnonzero(rng.random(units) < share)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk_size", [5, 10_000])
 @pytest.mark.parametrize(("name", "kind"), [*CASES, ("another axis", "patient")])
 def test_likelihoods_of_some_units_are_theirs_among_all(name, kind, chunk_size):

@@ -38,7 +38,6 @@ def differences(gradient, theta, step=1e-5):
     )
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=later) for n in OTHERS)])
 def test_hessians_are_the_derivatives_of_the_gradients(name):
     model = build(name)
@@ -63,6 +62,7 @@ def test_hessians_are_the_derivatives_of_the_gradients(name):
         np.testing.assert_allclose(curvature(theta, direction), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sweep
 def test_a_units_records_are_added_up():
     ids = np.random.default_rng(0).integers(0, 13, size=60)
     model = build("linear")

@@ -54,7 +54,16 @@ def test_every_way_gives_each_records_own_gradient(name):
     )
 
 
-@pytest.mark.parametrize("name", ["linear", "varying_intercepts", "several", "ordered"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear",
+        *(
+            pytest.param(n, marks=pytest.mark.sweep)
+            for n in ("varying_intercepts", "several", "ordered")
+        ),
+    ],
+)
 def test_gradients_add_up_to_the_models(name):
     model = build(name)
     likelihood, theta = parts(model)
@@ -71,6 +80,7 @@ def test_gradients_add_up_to_the_models(name):
     np.testing.assert_allclose(total + prior, log_likelihood(point), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk_size", [1, 7, 60])
 @pytest.mark.parametrize("method", METHODS)
 def test_units_with_several_records(chunk_size, method):

@@ -67,6 +67,7 @@ def test_no_theta_gives_nan(extreme):
     assert value == -np.inf
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["linear", "mv_normal", "ordered", "mixture", "named_dims"])
 def test_gradient(name):
     model = build(name)

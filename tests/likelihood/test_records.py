@@ -291,7 +291,7 @@ def test_a_record_that_raises_is_nan_and_the_others_are_not():
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", None])
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param(None, marks=pytest.mark.sweep)])
 def test_a_record_that_raises_does_not_move_the_last_bit_of_another(mode, order):
     """Whatever the layout of the user's array; a DataFrame's is Fortran's."""
     model = raising_model(3000, order)

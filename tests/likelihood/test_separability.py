@@ -258,7 +258,9 @@ def vector_over_records(data, rng, n):
     pm.MvNormal("y", np.zeros(n), chol=chol, observed=data("Y", rng.normal(size=n)))
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["data", "arrays"])
+@pytest.mark.parametrize(
+    "shared", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["data", "arrays"]
+)
 @pytest.mark.parametrize("name", COUPLED)
 def test_coupled_records_are_refused(name, shared):
     with pytest.raises(UnsupportedModelError):

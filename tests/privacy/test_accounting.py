@@ -90,7 +90,6 @@ def test_delta_of_an_infinite_epsilon_is_not_nan():
 
 
 @pytest.mark.sweep
-@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # dp-accounting's own
 def test_epsilon_agrees_with_dp_accounting_and_is_never_below():
     rng = np.random.default_rng(1)
@@ -100,6 +99,7 @@ def test_epsilon_agrees_with_dp_accounting_and_is_never_below():
         assert 0 <= ours - theirs < 1e-6
 
 
+@pytest.mark.sweep
 def test_epsilon_is_an_upper_bound_of_the_exact_one():
     """At every size, the debugging ones (ε = 1e9) included."""
     rng = np.random.default_rng(2)
@@ -111,6 +111,7 @@ def test_epsilon_is_an_upper_bound_of_the_exact_one():
             assert exact_delta(epsilon * (1 - 3e-9) - 3e-11, mu) > delta  # and tight
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mu", [0.01, 0.3, 1.0, 4.0])
 @pytest.mark.parametrize("delta", [1e-9, 1e-3])
 def test_epsilon_is_not_above_the_pld_accountants(mu, delta):
@@ -118,6 +119,7 @@ def test_epsilon_is_not_above_the_pld_accountants(mu, delta):
     assert gaussian_epsilon(mu, delta) <= pessimistic * (1 + 1e-8) + 1e-8
 
 
+@pytest.mark.sweep
 def test_epsilon_is_monotone():
     mu = np.geomspace(1e-3, 1e3, 200)
     for delta in (1e-9, 1e-3, 0.3):
@@ -180,6 +182,7 @@ def test_epsilon_covers_the_discrete_gaussian_on_our_grid(z, delta):
 # -- composition ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(multipliers, st.integers(1, 1000), deltas)
 def test_a_count_of_k_is_k_releases(z, k, delta):
@@ -262,6 +265,7 @@ def test_laplace_is_pure_dp_at_any_delta():
     assert composed_epsilon([Laplace(5.0, 3)], 1e-15) <= 3 / 5.0 * (1 + 1e-8)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "events",
     [
@@ -349,6 +353,7 @@ def test_more_fits_than_the_difference():
     assert left > 1.3
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("event", [PoissonGaussian(1.0, 0.01, 500), Laplace(4.0, 2)])
 def test_what_fits_besides_other_releases(event):
     budget = 2 * composed_epsilon([event], 1e-6)

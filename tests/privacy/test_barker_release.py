@@ -157,6 +157,7 @@ def test_batch_and_noise_have_variance_c_together(n, b):
     assert abs(total - C) < 1.2 / b * (1 - b / n) + 1e-6
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("n", "b", "C"), [(3000, 60, 2.0), (3000, 60, 1.1), (40, 2, 3.0)])
 def test_the_law_of_the_release(n, b, C):
     """Through the sampler: mean, variance and, where it must be, the normal shape."""

@@ -23,6 +23,7 @@ epsilons = st.floats(-3, 7).map(lambda x: 10**x)
 # -- noise for a number of releases ---------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(epsilons, deltas, st.integers(1, 10**6))
 def test_calibrated_noise_never_overshoots_and_is_tight(epsilon, delta, draws):
@@ -140,6 +141,7 @@ def test_max_releases_is_algorithm_2_of_the_thesis(epsilon, log_delta, z):
         assert wanted * (1 - 1e-7) <= found <= wanted
 
 
+@pytest.mark.sweep
 @SWEEP
 @given(st.floats(0.1, 1e3), deltas, st.floats(0.1, 500), st.floats(0.1, 500), st.integers(0, 30))
 def test_max_releases_fit_the_budget_and_one_more_does_not(epsilon, delta, z, z_g, gradients):
@@ -248,6 +250,7 @@ def test_noise_for_samples_never_overshoots_is_tight_and_inverted_by_max_release
     assert draws <= within <= draws * (1 + 1e-4)
 
 
+@pytest.mark.sweep
 def test_calibration_for_samples_takes_few_evaluations(monkeypatch):
     evaluations = []
 
@@ -263,6 +266,7 @@ def test_calibration_for_samples_takes_few_evaluations(monkeypatch):
     assert len(evaluations) < 30
 
 
+@pytest.mark.sweep
 def test_a_rate_of_one_is_all_units():
     for budget in ({"epsilon": 1.0, "delta": 1e-6}, {"epsilon": 20.0, "delta": 1e-9}):
         z = calibrate_noise(**budget, releases=100)
@@ -283,6 +287,7 @@ def test_where_delta_covers_the_sampling_hardly_any_noise_is_needed():
     assert composed_epsilon([PoissonGaussian(z, 1e-6, 10)], 1e-3) <= 1.0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (3.0, 0.1)])
 def test_max_releases_with_samples_and_gradients_fit_and_one_more_does_not(z, q):
     settings = {"gradient_multiplier": 200.0, "gradients_per_draw": 3, "sampling_rate": q}
@@ -320,6 +325,7 @@ def test_max_releases_by_theorem_3_5_of_the_thesis(z, q):
 # -- batches of a Barker test ---------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("variance", [1.5, 2.0, 3.0])
 def test_the_batch_fits_and_one_unit_more_does_not(epsilon, variance):

@@ -156,6 +156,7 @@ def response_delta(epsilon, a, count):
     return math.fsum(np.exp(log_p) * -np.expm1(np.minimum(epsilon - loss, 0.0)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("a", "count"), [(1.0, 1), (1.0, 7), (0.3, 100), (0.02, 10_000), (1e-3, 1_000_000)]
 )
@@ -196,7 +197,6 @@ def google_poisson(z, q):
 
 
 @pytest.mark.sweep
-@pytest.mark.sweep
 @pytest.mark.parametrize(("z", "q", "count"), [(0.5, 0.2, 5), (1.0, 0.01, 300), (4.0, 0.5, 40)])
 @pytest.mark.parametrize("delta", [1e-8, 1e-4])
 def test_epsilon_is_dp_accountings(z, q, count, delta):
@@ -204,6 +204,7 @@ def test_epsilon_is_dp_accountings(z, q, count, delta):
     assert composed_epsilon([poisson(z, q, count)], delta) == pytest.approx(theirs, rel=CLOSE)
 
 
+@pytest.mark.sweep
 def test_all_three_kinds_compose_to_what_dp_accounting_says():
     events = [poisson(0.8, 0.1, 20), Laplace(10.0, 5), Gaussian(3.0, 2), poisson(2.0, 0.5, 3)]
     theirs = google_epsilon(
@@ -300,7 +301,6 @@ mixtures = st.lists(
 
 
 @pytest.mark.sweep
-@pytest.mark.sweep
 @settings(SWEEP, max_examples=12)
 @given(mixtures, deltas)
 def test_the_order_and_the_bookkeeping_do_not_matter(events, delta):
@@ -313,6 +313,7 @@ def test_the_order_and_the_bookkeeping_do_not_matter(events, delta):
     assert total <= sum(composed_epsilon([e], delta / len(events)) for e in events) * (1 + CLOSE)
 
 
+@pytest.mark.sweep
 def test_mixing_with_barker_batches_is_within_basic_composition():
     batches = BarkerBatch(2.0, 1300, 100_000, 1000)
     alone = composed_epsilon([batches], 1e-6)

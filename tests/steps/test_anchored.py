@@ -156,6 +156,7 @@ def noisy_anchor(order):
     return anchor_at(theta0, W, order, slope + 0.9, curvature + 0.3 if order == 2 else 0.8)
 
 
+@pytest.mark.chain
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_tilted_posterior_is_invariant(order):
     at = noisy_anchor(order)
@@ -173,6 +174,7 @@ def test_the_tilted_posterior_is_invariant(order):
     assert np.mean(ends != starts) > 0.5
 
 
+@pytest.mark.chain
 def test_an_asymmetric_bound_is_caught():
     at = noisy_anchor(1)
     grid, cdf = tilted_target(at, 1)
@@ -472,6 +474,7 @@ def test_noise_aware_draws_are_the_posterior_given_the_release(L0, tilt):
     )
 
 
+@pytest.mark.sweep
 def test_noise_aware_draws_know_of_the_noise_in_the_curvature():
     """Normal data far from the anchor's centre: 90 % intervals cover 90 %, and too little without."""
     d, J, L0, s_g, s_A, runs = 3, 1.0, 0.01, 1.0, 0.12, 3000
@@ -512,6 +515,7 @@ def test_negative_information_adds_nothing():
     assert abs(shift[0]) < 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("errors", ["warn", "raise"])
 def test_a_record_that_overflows_near_the_anchor_tells_nothing(errors):
     """Finite at the anchor, infinite at every probe; and the state of numpy is left alone."""
@@ -535,6 +539,7 @@ def test_a_record_that_overflows_near_the_anchor_tells_nothing(errors):
             assert np.geterr() == state
 
 
+@pytest.mark.sweep
 def test_flat_priors_are_found_like_others(quiet):
     """Where no prior holds the search, the data alone must."""
     rng = np.random.default_rng(0)

@@ -257,6 +257,7 @@ def test_the_friction_adapts_on_a_narrow_posterior():
 # -- what they do around that -------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("step_type", STEPS)
 def test_events_and_cost(step_type, logistic):
     step = built(step_type, logistic(), draws=2, chains=2, noise_source=None, noise_multiplier=1.5)
@@ -268,6 +269,7 @@ def test_events_and_cost(step_type, logistic):
     assert whole.guarantee.events == (Gaussian(0.5),)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("step_type", [dp.comparators.DPSGLD])
 def test_the_budget_is_kept(step_type, logistic):
     step = step_type(
@@ -277,6 +279,7 @@ def test_the_budget_is_kept(step_type, logistic):
     assert 0.99 < spent <= 1.0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("step_type", STEPS)
 def test_only_sampled_records_are_evaluated_and_all_at_rate_one(step_type, logistic):
     for rate, expected in ((0.1, 40), (1.0, 400)):

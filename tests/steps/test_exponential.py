@@ -420,6 +420,7 @@ def test_units_of_several_records_get_more_noise(fast):
 # -- settings ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.chain
 def test_tuning_steers_acceptance_from_released_numbers_only(quiet, fast):
     model = beta_bernoulli(np.repeat([0, 1], 300))
     step = dp.DPExponentialFamily(

@@ -270,6 +270,7 @@ def test_path_length(logistic):
     assert step.guarantee.events[1].count == 5  # four steps
 
 
+@pytest.mark.chain
 def test_tuning_steers_the_step_size(logistic, quiet):
     model = logistic(n=400)
     step = dp.DPHMC(

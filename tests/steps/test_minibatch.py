@@ -393,6 +393,7 @@ def test_events_and_settings(logistic):
     )
 
 
+@pytest.mark.sweep
 def test_the_budget_buys_less_noise_for_samples(logistic):
     """And never costs more than it."""
     plain, sampled = (

@@ -159,6 +159,7 @@ def test_metric_of_the_clip_bound(metric, length, logistic, fast):
     assert step._clip * np.linalg.norm(step._metric @ [3.0, 4.0]) == pytest.approx(2 * length)
 
 
+@pytest.mark.chain
 def test_tuning_steers_acceptance_from_released_numbers_only(logistic, quiet, fast):
     model = logistic(n=300)
     step = dp.DPPenalty(

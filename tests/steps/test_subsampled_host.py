@@ -46,10 +46,18 @@ STEPS = {
         PoissonGaussian(2.0, accounted_rate(0.3)),
     ),
 }
-every_step = pytest.mark.parametrize("which", STEPS)
+every_step = pytest.mark.parametrize(
+    "which",
+    ["barker", "sgnht", *(pytest.param(w, marks=pytest.mark.sweep) for w in ("minibatch", "sgld"))],
+)
 # Where the accountant takes most of the time: it and the releases are the same for both gradient steps.
 each_kind = pytest.mark.parametrize(
-    "which", ["minibatch", "barker", "sgnht", pytest.param("sgld", marks=pytest.mark.nightly)]
+    "which",
+    [
+        "barker",
+        *(pytest.param(w, marks=pytest.mark.sweep) for w in ("minibatch", "sgnht")),
+        pytest.param("sgld", marks=pytest.mark.nightly),
+    ],
 )
 
 
