@@ -161,7 +161,8 @@ class UnitGradients:
 def ways_to_gradients(graph: RecordGraph) -> tuple[str, str]:
     """Ways of :class:`UnitGradients`, the one that is likely to be faster first.
 
-    On PyMC 5 the first is reverse, which :class:`UnitGradients` gives up if it loops in Python. On PyMC 6 it is
+    On PyMC 5 the first is reverse, which :class:`UnitGradients` gives up if it loops in Python: before it is
+    compiled, where that can be told. On PyMC 6 it is
     forward where records choose among parameters, as the reverse of an index writes record by record;
     reverse where equations are solved; and otherwise forward while parameters are few.
     ``benchmarks/gradient_ways.py`` measures what the rule costs.

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
-from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
+from pytensor.scalar.basic import Cast
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Shape, Shape_i
 
@@ -82,9 +82,12 @@ def values_of(variable: Variable) -> NDArray[Any]:
         values = np.asarray(variable.get_value(borrow=True))
     elif isinstance(variable, Constant):
         values = np.asarray(variable.data)
+    elif isinstance(getattr(variable.owner.op, "scalar_op", None), Cast):
+        # Not compiled for that; and silently, as a warning would tell of a record.
+        with np.errstate(all="ignore"):
+            values = values_of(variable.owner.inputs[0]).astype(variable.type.dtype)
     else:
-        # Once only, and a cast at most: nothing to compile.
-        values = np.asarray(variable.eval(mode=Mode(linker="py", optimizer=None)))
+        values = np.asarray(variable.eval())
     if values.ndim != variable.type.ndim:
         raise UnsupportedModelError(
             f"{variable.name or 'A constant matrix'} is not a dense array (sparse matrices are not "
