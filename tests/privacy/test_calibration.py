@@ -233,10 +233,10 @@ def test_more_budget_buys_more_draws():
     [
         (1.0, 1e-6, 1000, 0.01),
         (0.1, 1e-8, 300, 0.2),
-        (4.0, 1e-6, 50_000, 1e-3),
+        pytest.param(4.0, 1e-6, 50_000, 1e-3, marks=pytest.mark.nightly),
         (50.0, 1e-6, 2000, 0.1),
         (1000.0, 1e-6, 1000, 0.01),
-        (0.5, 1e-5, 1, 1e-3),
+        pytest.param(0.5, 1e-5, 1, 1e-3, marks=pytest.mark.nightly),
     ],
 )
 def test_noise_for_samples_never_overshoots_is_tight_and_inverted_by_max_releases(
