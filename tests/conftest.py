@@ -67,3 +67,9 @@ def fast():
 def quiet():
     """Keywords of pm.sample for short silent runs."""
     return {"cores": 1, "progressbar": False, "compute_convergence_checks": False}
+
+
+def pytest_collection_modifyitems(items):
+    """Networks and clusters first: they are set up once for a file whose tests nobody steals from its end."""
+    slow = ("test_federated_flower", "test_shards")
+    items.sort(key=lambda item: item.module.__name__.rpartition(".")[2] not in slow)
