@@ -12,10 +12,11 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 
-from pymc_dp.compat import graph_inputs, io_toposort, pushforward
+from pymc_dp.compat import COMPILES_LOOPS, graph_inputs, io_toposort, pushforward
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
+from pymc_dp.likelihood.gradients import batched_operations
 from pymc_dp.likelihood.record_graph import RecordGraph
 from pymc_dp.likelihood.records import RecordLikelihood
 
@@ -58,6 +59,11 @@ class UnitHessians:
         try:
             # Forward twice: what is done for each record stays elementwise, and is not looped over.
             slope = pushforward(rewrite_pregrad(graph.log_likelihood), graph.theta, v)
+            if not COMPILES_LOOPS and batched_operations(
+                io_toposort(list(graph_inputs([slope])), [slope])
+            ):
+                # Where it loops, PyTensor 2 needs minutes if the graph is not made smaller first.
+                slope = rewrite_graph(slope, include=("ShapeOpt", "canonicalize", "stabilize"))
             entry = pushforward(slope, graph.theta, w, disconnected_outputs="ignore")
             self._entry = compile_without_checks(
                 [graph.theta, v, w, *graph.rows], strip_checks(entry), compile_kwargs
@@ -135,9 +141,10 @@ class DirectionalCurvature:
         first = pushforward(moved, t, one)
         second = pushforward(first, t, one, disconnected_outputs="ignore")
         (at_zero,) = clone_replace([second], {t: pt.zeros(())}, rebuild_strict=False)
-        # θ is the same for many v: what depends on it alone is kept.
+        # θ is the same for many v: what depends on it alone is kept. Without known shapes, PyTensor 2 merges
+        # slices into ever longer expressions of lengths, and does not end.
         whole = rewrite_graph(
-            strip_checks(at_zero), include=("canonicalize", "stabilize", "specialize")
+            strip_checks(at_zero), include=("ShapeOpt", "canonicalize", "stabilize", "specialize")
         )
         known = frontier(whole, graph.theta, v)
         stand_ins = [part.type() for part in known]

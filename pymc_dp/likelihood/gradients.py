@@ -104,7 +104,7 @@ class UnitGradients:
             self.method, self._function, self._arrange = name, function, arrange
             if COMPILES_LOOPS or name == "forward":
                 break
-            if not _batched_operations(function.maker.fgraph.apply_nodes):
+            if not batched_operations(function.maker.fgraph.apply_nodes):
                 break
         if not self.method:
             raise UnsupportedModelError(
@@ -168,13 +168,13 @@ def ways_to_gradients(graph: RecordGraph) -> tuple[str, str]:
     ``benchmarks/gradient_ways.py`` measures what the rule costs.
     """
     nodes = io_toposort(list(graph_inputs([graph.log_likelihood])), [graph.log_likelihood])
-    few = len(graph.start) <= _FORWARD_UP_TO and not _batched_operations(nodes)
+    few = len(graph.start) <= _FORWARD_UP_TO and not batched_operations(nodes)
     if COMPILES_LOOPS and (few or any(_chooses_parameters(node, graph) for node in nodes)):
         return "forward", "reverse"
     return "reverse", "forward"
 
 
-def _batched_operations(nodes: Iterable[Any]) -> bool:
+def batched_operations(nodes: Iterable[Any]) -> bool:
     """Whether anything but elementwise operations and products is done for each record: equations, an index."""
     return any(
         isinstance(node.op, Blockwise) and not isinstance(node.op.core_op, Dot) for node in nodes

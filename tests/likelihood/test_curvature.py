@@ -157,3 +157,39 @@ def test_a_likelihood_that_is_linear_has_no_curvature():
         graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST
     )
     assert np.array_equal(curvature(theta, np.ones(2)), np.zeros(20))
+
+
+@pytest.mark.nightly
+def test_covariances_are_differentiated_twice_on_either_line():
+    """Where PyTensor 2 loops, what is differentiated again is made smaller first."""
+    rows = np.random.default_rng(5).normal(size=(12, 2))
+    with pm.Model() as model:
+        chol, *_ = pm.LKJCholeskyCov(
+            "chol", n=2, eta=2, sd_dist=pm.HalfNormal.dist(1, shape=2), store_in_trace=False
+        )
+        pm.MvNormal("y", pm.Normal("mean", 0, 1, shape=2), chol=chol, observed=pm.Data("Y", rows))
+    likelihood, theta = parts(model)
+    graph = graph_of(model, likelihood.roles)
+    hessians = np.concatenate([*UnitHessians(graph, likelihood, compile_kwargs=FAST)(theta)])
+    gradients = UnitGradients(graph, likelihood, compile_kwargs=FAST, method="forward")
+    expected = differences(lambda t: np.concatenate(list(gradients(t))), theta)
+    np.testing.assert_allclose(hessians, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_lines_through_ordered_cutpoints():
+    """Slices of slices, which PyTensor 2 merges without end if it knows no shapes."""
+    rng = np.random.default_rng(4)
+    with pm.Model() as model:
+        slopes = pm.Normal("slopes", 0, 1, shape=2)
+        cuts = pm.Normal(
+            "cuts", 0, 2, shape=3, transform=pm.distributions.transforms.ordered, initval=[-1, 0, 1]
+        )
+        pm.OrderedLogistic(
+            "y", eta=pm.Data("x", rng.normal(size=(30, 2))) @ slopes, cutpoints=cuts, compute_p=False,
+            observed=pm.Data("Y", rng.integers(4, size=30)),
+        )  # fmt: skip
+    likelihood, theta = parts(model)
+    graph, v = graph_of(model, likelihood.roles), rng.normal(size=len(theta))
+    hessians = np.concatenate([*UnitHessians(graph, likelihood, compile_kwargs=FAST)(theta)])
+    curvature = DirectionalCurvature(graph, likelihood, compile_kwargs=FAST)
+    np.testing.assert_allclose(curvature(theta, v), v @ hessians @ v, rtol=1e-9)
