@@ -6,6 +6,7 @@ Texts are functions of releases and public inputs, like everything that is shown
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -48,7 +49,9 @@ def doing(what: str) -> Iterator[None]:
             _line.show(before)
         return
     console = Console()
-    if _line.hidden or not (console.is_terminal or console.is_jupyter):
+    # Without them rich warns in a notebook, and shows nothing.
+    in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
+    if _line.hidden or not (console.is_terminal or in_notebook):
         yield
         return
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()

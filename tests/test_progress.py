@@ -67,3 +67,14 @@ def test_a_run_shows_what_it_compiles_and_what_the_anchor_does(screen):
             epsilon=8.0, draws=2, chains=1, model=model, compile_kwargs={"mode": "FAST_COMPILE"}
         )
     assert len(screen.getvalue()) == before
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_a_notebook_that_cannot_show_it_is_not_warned(monkeypatch, recwarn, widgets):
+    monkeypatch.setattr(
+        "pymc_dp.progress.Console", lambda: Console(file=io.StringIO(), force_jupyter=True)
+    )
+    monkeypatch.setattr("pymc_dp.progress.find_spec", lambda name: object() if widgets else None)
+    with doing("something"):
+        pass
+    assert widgets or not recwarn.list
