@@ -13,7 +13,7 @@ from scipy import integrate
 import pymc_dp as dp
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.residuals import Expansion, Residuals
+from pymc_dp.anchor.residuals import Expansion, ResidualRatio, Residuals
 from pymc_dp.anchor.search import NewtonSearch
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
@@ -102,6 +102,38 @@ def test_residuals_and_anchor_add_up_to_the_log_likelihood(order, kept, monkeypa
             exact = log_likelihood(theta0 + W * u) - log_likelihood(theta0)
             # Units' terms are kept in single precision.
             assert total == pytest.approx(exact, rel=1e-7)
+
+
+@pytest.mark.parametrize("changed", ["theta0", "W", "clip", "order", "curvature", "tempering"])
+def test_residuals_are_those_of_the_anchor_that_is_asked_for(changed):
+    """What is kept of one anchor is not taken for another's, as in the runs of an audit."""
+    order = 1 if changed == "curvature" else 2
+    first = {
+        "theta0": 0.1,
+        "W": 0.2,
+        "order": order,
+        "gradient": 0.0,
+        "curvature": 0.7,
+        "clip": 0.4,
+    }
+    other = {"theta0": 0.15, "W": 0.25, "order": 1, "curvature": 0.9, "clip": 0.3}
+    second = first | {changed: other[changed]} if changed in other else first
+    u, new = np.array([0.3]), np.array([-0.8])
+
+    def ratios(records, settings, tempering=1.0):
+        expansion = Expansion(anchor_at(**settings), tempering, records.n_units)
+        (terms,) = ResidualRatio(expansion, u, new).terms(records)
+        return terms
+
+    records, T = records_of(skewed()), 0.5 if changed == "tempering" else 1.0
+    before, after, again = (
+        ratios(records, first),
+        ratios(records, second, T),
+        ratios(records, first),
+    )
+    np.testing.assert_array_equal(after, ratios(records_of(skewed()), second, T))
+    np.testing.assert_array_equal(again, before)
+    assert not np.array_equal(after, before)
 
 
 def log_likelihood(theta):
