@@ -18,7 +18,8 @@ from pymc_dp.anchor.search import NewtonSearch
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import as_matrix, product_covariance
-from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.accounting import composed_epsilon
+from pymc_dp.privacy.events import Gaussian, times
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
@@ -102,6 +103,21 @@ def test_residuals_and_anchor_add_up_to_the_log_likelihood(order, kept, monkeypa
             exact = log_likelihood(theta0 + W * u) - log_likelihood(theta0)
             # Units' terms are kept in single precision.
             assert total == pytest.approx(exact, rel=1e-7)
+
+
+def test_what_is_spent_after_an_iteration_includes_the_anchor():
+    step = DPAnchored(
+        draws=4, chains=1, epsilon=4.0, model=skewed(), compile_kwargs=FAST,
+        noise_source=InsecureSeededNoise(1),
+    )  # fmt: skip
+    step.run.secure = True  # as with the secure source
+    step.run.pays(*step.guarantee.events, once=step.guarantee.once, unit="", n_units=1, n_records=1)
+    after = [
+        composed_epsilon((*step.guarantee.once, *times(step.guarantee.events, k)), step.run.delta)
+        for k in (1, 2, 3, 4)
+    ]
+    np.testing.assert_allclose(step.run.spent, after, rtol=1e-9)
+    assert step.run.spent[-1] == pytest.approx(4.0, rel=1e-6)
 
 
 @pytest.mark.parametrize("changed", ["theta0", "W", "clip", "order", "curvature", "tempering"])
