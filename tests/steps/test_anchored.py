@@ -657,8 +657,9 @@ def test_private_terms_do_not_travel():
     step.step(step.model.initial_point())
     carried = cloudpickle.dumps(step)
     assert abs(len(carried) - before) < 800  # twenty numbers per record would be more
-    kept = step._curator._records.held._kept
-    for private in (step.compiled.likelihood(step.anchor.theta0), *kept[:2]):
+    records = step._curator._records
+    hessians, terms = records._latest[1], records.held._kept[:2]
+    for private in (step.compiled.likelihood(step.anchor.theta0), *terms, *hessians):
         assert private.tobytes() in cloudpickle.dumps(private)
         assert private.tobytes() not in carried
 
