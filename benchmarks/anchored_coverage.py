@@ -69,13 +69,13 @@ EXPERIMENTS = {"logistic": logistic, "poisson": poisson, "linear": linear}
 
 def another_run(step, number, X, y):
     """A run of its own on other data, without compiling again. Not for real data: skips guards."""
-    for leaf in step._roles.record_data:
+    for leaf in step.roles.record_data:
         leaf.values[...] = {"X": X, "Y": y}[leaf.name]
-    step._expansion._latest = None
+    step._curator._records.forget()
     run = copy.copy(step)
-    run.run_id = number
-    run.guarantee = replace(step.guarantee, run_id=number)
-    run.ledger = PrivacyLedger(epsilon=math.inf, delta=step._delta)
+    run.run, run.run_id = copy.copy(step.run), number
+    run.run.guarantee = replace(step.guarantee, run_id=number)
+    run.run.ledger = PrivacyLedger(epsilon=math.inf, delta=step.run.delta)
     return run
 
 

@@ -84,7 +84,7 @@ def for_us(model):
     step = dp.DPAnchored(epsilon=1.0, draws=500, chains=2, model=compiled)
     theta = compiled.parameters.start
     # Functions of the prior are compiled when the anchor needs them.
-    step._log_public.gradient(theta), step._log_public.hessian(theta)
+    step.log_public.gradient(theta), step.log_public.hessian(theta)
     began = time.process_time()
     dp.plan(dp.DPAnchored(epsilon=2.0, draws=500, chains=2, model=compiled))
     return [time.process_time() - began]

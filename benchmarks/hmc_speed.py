@@ -46,16 +46,16 @@ def stepper(step, point):
 def where_time_goes(hmc, problem, repeats: int = 20) -> list[float]:
     """CPU ms an iteration spends in gradients, clipping and summing, noise, and the ratio."""
     theta = np.concatenate([np.ravel(v) for v in problem.model.initial_point().values()])
-    chunks = list(hmc._gradients(theta))
+    chunks = list(hmc.compiled.gradients(theta))
     total = np.zeros(len(theta), dtype=np.int64)
     source = SecureNoise()
     per_gradient = [
-        lambda: list(hmc._gradients(theta)),
+        lambda: list(hmc.compiled.gradients(theta)),
         lambda: [add_clipped(chunk, 3.0, total) for chunk in chunks],
         lambda: source.discrete_gaussian(2.0**34, len(theta)),
     ]
     spent = [(L + 1) * min(cpu_ms(call, repeats) for _ in range(5)) for call in per_gradient]
-    return [*spent, min(cpu_ms(lambda: hmc._likelihood(theta), repeats) for _ in range(5))]
+    return [*spent, min(cpu_ms(lambda: hmc.compiled.likelihood(theta), repeats) for _ in range(5))]
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def main() -> None:
         breakdown.append([name, *where_time_goes(hmc, problem), float(np.median(times["DPHMC"]))])
         for key in ("DPHMC", "DPPenalty"):
             ours, theirs = float(np.median(times[key])), calls[key][2]
-            label = f"{key}, L = {L} ({hmc._gradients.method})" if key == "DPHMC" else key
+            label = f"{key}, L = {L} ({hmc.compiled.gradients.method})" if key == "DPHMC" else key
             rows.append([name, label, ours, theirs, theirs / ours, ours / plain])
     write_report(
         "hmc_speed",

@@ -91,9 +91,10 @@ class LocalRecords:
         self.keeps_hessians = 8 * everyone * compiled.d * (compiled.d + 1) // 2 <= _KEPT_BYTES
         self._line = compiled.curvature if derivatives > 1 and not self.keeps_hessians else None
         self.first_unit = 0
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop what is kept between questions."""
         self._last = LastPoints()
         self._latest: tuple[Vector, list[Vector]] | None = None
         self.held: Any = None
@@ -117,7 +118,7 @@ class LocalRecords:
         first_unit : int
         """
         other = copy.copy(self)
-        other._forget()
+        other.forget()
         other.likelihood, other.first_unit = (
             self.likelihood.of_data(data, unit_of_record),
             first_unit,
