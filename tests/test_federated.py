@@ -256,7 +256,7 @@ def broken(kind):
                     "text", None, b"code"):  # fmt: skip
             yield good | {name: bad}
     for name, wrong in {
-        "share": (0.0, -0.1, 1.1),
+        "share": (0.0, -0.1, 1e-7, 1.1),
         "bins_per_octave": (0.0, 1.5, 9.0, -1.0),
     }.items():
         if name in good:
@@ -342,6 +342,10 @@ def test_a_copy_cannot_answer_again(monkeypatch):
     owner._given["ratio"] = 0
     with pytest.raises(dp.PrivacyBudgetExceeded):
         owner.answer("ratio", REQUESTS["ratio"])
+    owner.answer("gradient", REQUESTS["gradient"])
+    monkeypatch.setattr("pymc_dp.privacy.purse.os.getpid", lambda: -1)
+    with pytest.raises(dp.PrivacyBudgetExceeded, match="in the process only"):
+        owner.answer("gradient", REQUESTS["gradient"])
     with pytest.raises(TypeError, match="private data"):
         pickle.dumps(owner)
 

@@ -12,6 +12,7 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector, norms
 from pymc_dp.privacy.noisy_sum import check_bound
+from pymc_dp.privacy.purse import LEAST_SHARE
 from pymc_dp.records.questions import Gradient, Hessian, LogLikelihoodRatio, Question, Units
 from pymc_dp.records.sums import LocalRecords
 
@@ -89,8 +90,8 @@ def checked(kind: str, request: Mapping[str, Vector], d: int) -> dict[str, Vecto
         check_bound(float(bound))
     if float(values.get("bins_per_octave", 1.0)) not in range(1, MOST_BINS + 1):
         raise PrivacyConfigurationError(f"`bins_per_octave` is 1 to {MOST_BINS}.")
-    if not 0 < float(values.get("share", 1.0)) <= 1:
-        raise PrivacyConfigurationError("`share` must lie between 0 and 1.")
+    if not LEAST_SHARE <= float(values.get("share", 1.0)) <= 1:
+        raise PrivacyConfigurationError(f"`share` must lie between {LEAST_SHARE:g} and 1.")
     return values
 
 

@@ -1,6 +1,8 @@
 """One Gaussian release, paid for in advance and spent in parts that are decided on the way."""
 
 import math
+import os
+from threading import Lock
 
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.privacy.events import Event, Gaussian
@@ -10,6 +12,9 @@ from pymc_dp.privacy.plans import Permit
 _FIRST = 2**40
 _ROUNDING = 1e-9
 
+LEAST_SHARE = 1e-6
+"""A smaller part could be lost in the sum of floats, and be had for nothing; a million of these round by 1e-10."""
+
 
 class Purse:
     r"""Divides a paid-for Gaussian release among several, each chosen after seeing the earlier ones.
@@ -17,6 +22,9 @@ class Purse:
     With multipliers :math:`z_j` of the parts, :math:`\sum_j 1/z_j^2 \le 1/z^2` is kept at every
     moment, so that all parts together are :math:`1/z`-GDP although their number and their noise
     depend on what was released before: a filter (Smith and Thakurta, 2022, Theorem 1).
+
+    What is spent is kept in memory. So only the process that opened a purse can spend from it, one part after
+    the other: a forked copy would spend the same money again.
 
     Parameters
     ----------
@@ -35,6 +43,7 @@ class Purse:
         self._slot, _, _ = permit.take(Gaussian(noise_multiplier))
         self._z = noise_multiplier
         self._parts = 0
+        self._process, self._one_at_a_time = os.getpid(), Lock()
         self.spent = 0.0
         """Share of the purse that is gone, of :math:`1/z^2`."""
 
@@ -55,15 +64,22 @@ class Purse:
         Raises
         ------
         PrivacyBudgetExceeded
-            If that much is not left.
+            If that much is not left, if it is less than :data:`LEAST_SHARE`, or if this is a copy of the
+            purse in another process.
         """
-        if not 0 < share <= 1 - self.spent + _ROUNDING:
+        if os.getpid() != self._process:
             raise PrivacyBudgetExceeded(
-                f"A share of {share:.3g} was asked for, but {1 - self.spent:.3g} of the anchor's "
-                "budget is left."
+                "The rest of this budget can be spent in the process only that has spent the beginning."
             )
-        self.spent += share
-        self._parts += 1
+        with self._one_at_a_time:
+            if not LEAST_SHARE <= share <= 1 - self.spent + _ROUNDING:
+                raise PrivacyBudgetExceeded(
+                    f"A share of {share:.3g} was asked for, but {1 - self.spent:.3g} of the anchor's "
+                    "budget is left."
+                )
+            self.spent += share
+            self._parts += 1
+            part = self._parts
         # The tolerance above must not let the parts add up to more than the whole.
         z = self.multiplier(share, count) * (1 + 2 * _ROUNDING)
-        return z, Permit(self._slot, _FIRST + self._parts, (Gaussian(z, count),))
+        return z, Permit(self._slot, _FIRST + part, (Gaussian(z, count),))

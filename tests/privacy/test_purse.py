@@ -1,5 +1,8 @@
 """A purse never gives out more than was put in."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -68,3 +71,42 @@ def test_a_closed_purse_says_what_was_given_out_and_gives_out_no_more():
     with pytest.raises(PrivacyBudgetExceeded):
         money.permit(0.01)
     assert purse().close() == ()
+
+
+def test_a_forked_copy_spends_nothing(in_fork):
+    """What the copy spends, the original would not know of."""
+    money = purse()
+    money.permit(0.25)
+    answer = in_fork(lambda: money.permit(0.5))
+    assert isinstance(answer, PrivacyBudgetExceeded)
+    assert money.permit(0.75)
+
+
+def test_parts_too_small_to_be_added_up_are_refused():
+    """1 + 1e-17 is 1 to a float: such parts would cost nothing, however many."""
+    money = purse()
+    money.permit(1.0)
+    for share in (1e-17, 1e-12, 9e-7):
+        with pytest.raises(PrivacyBudgetExceeded):
+            money.permit(share)
+        with pytest.raises(PrivacyBudgetExceeded):
+            purse().permit(share)
+
+
+def test_threads_share_one_purse():
+    money, interval = purse(), sys.getswitchinterval()
+
+    def spend(_):
+        try:
+            return money.permit(1e-3)[1].events
+        except PrivacyBudgetExceeded:
+            return ()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(16) as threads:
+            paid = [event for events in threads.map(spend, range(3000)) for event in events]
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(paid) == 1000
+    assert gaussian_mu(paid) <= 1 / Z
