@@ -52,6 +52,18 @@ def inverse_root(matrix: Vector) -> Vector:
     return np.asarray((vectors / np.sqrt(values)) @ vectors.T)
 
 
+def power(matrix: Vector, p: float) -> Vector:
+    """The symmetric p-th power of a positive definite matrix."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors * values**p) @ vectors.T)
+
+
+def positive(matrix: Vector, least: float = 1e-9) -> Vector:
+    """Symmetric, with negative eigenvalues taken for `least`."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors * np.maximum(values, least)) @ vectors.T)
+
+
 def product_covariance(v: Vector, sd: float) -> Vector:
     """Covariance of Ξv, Ξ symmetric noise with `sd` on its diagonal and √½ times that elsewhere."""
     return np.asarray(sd**2 / 2 * (v @ v * np.eye(len(v)) + np.outer(v, v)))

@@ -79,3 +79,15 @@ def hidden(whether: bool = True) -> Iterator[None]:
         yield
     finally:
         _line.hidden = before
+
+
+@contextmanager
+def quiet_pymc() -> Iterator[None]:
+    """Keep PyMC's and our own reports off the log within the block: of runs that are not what was asked for."""
+    log = logging.getLogger("pymc")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -1,20 +1,17 @@
-"""Finding and releasing an anchor."""
+"""A run's looks, in order: towards the mode, near it, and with all that is left."""
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from pymc_dp.anchor.looks import Looks, balanced_bound
+from pymc_dp.anchor.law import Law, Pooled, nearby, pooled, posterior_of
+from pymc_dp.anchor.looks import Look, Looks, middle_frame
 from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.residuals import Expansion, ResidualSizes
-from pymc_dp.anchor.search import NewtonSearch, find_mode, prior_precision
+from pymc_dp.anchor.search import Search, find_mode
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.linalg import Vector, floored, inverse_root, product_covariance
-from pymc_dp.privacy.histogram import PrivateHistogram
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.linalg import Vector, floored, power
 from pymc_dp.records.measurements import Measurements
 
 
@@ -24,10 +21,9 @@ def build_anchor(
     start: Vector,
     *,
     tempering: float = 1.0,
-    chain_multiplier: float,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Anchor:
-    """Find and release an anchor for a chain.
+    """Find out what a budget allows to be known of a posterior.
 
     Parameters
     ----------
@@ -38,8 +34,6 @@ def build_anchor(
         Where the search begins; public.
     tempering : float
         T.
-    chain_multiplier : float
-        z of the chain's releases: decides, with the residuals' size, how long its moves can be.
     on_progress : callable, optional
         Told what is being done. Gets public text only.
 
@@ -49,119 +43,135 @@ def build_anchor(
 
     Raises
     ------
-    SearchLost
-        If the mode was not found. What is left of the budget is unspent.
     LinAlgError
         If the noisy equations have no solution.
 
     Notes
     -----
-    **Releases**, all under substitute-one neighbours, each of a function of one unit's record and of
-    earlier releases: histograms (sensitivity √2), sums of clipped gradients (2C), sums of clipped
-    Hessians as vectors of the same Frobenius norm (2C), and counts of clipped units as sums of ±1/2 (1).
-    **Guarantee**: together one Gaussian release of the budget's multiplier.
+    **Releases**, each of a function of one unit's record and of earlier releases: histograms, counts, sums of
+    clipped gradients, and sums of clipped Hessians as vectors of the same Frobenius norm; see
+    :class:`~pymc_dp.records.measurements.Measurements` for their sensitivities. **Guarantee**: together one
+    Gaussian release of the budget's multiplier.
     """
-    s, looks = SETTINGS, Looks(measure, tempering)
+    run = _Run(measure, log_public, start, tempering)
     on_progress("searching for the mode")
-    search = find_mode(looks, log_public, start, on_progress)
-    on_progress("measuring the curvature, and choosing clipping bounds")
-    anchor = centred(looks, log_public, search)
-    sizes = measure.histogram(ResidualSizes(Expansion(anchor, tempering, measure.n_units)), s.sizes)
-    on_progress("measuring the gradient")
-    anchor = measured(looks, log_public, anchor, 1 - measure.spent - s.clipped - s.check)
-    on_progress("checking the gradient at the mode that it predicts")
-    anchor = checked(looks, log_public, anchor)
-    on_progress("counting what is clipped")
-    return _with_residuals_bound(measure, anchor, tempering, sizes, chain_multiplier)
+    search = find_mode(run.looks, log_public, start, on_progress)
+    if search.P is None or search.lost:
+        return run.nothing(search)
+    on_progress("a first look there")
+    run.first(search)
+    on_progress("choosing clipping bounds for good")
+    run.settle()
+    for k in ("second", "third"):
+        on_progress(f"measuring the gradient, {k} look")
+        run.last(k == "third")
+    return run.anchor(search)
 
 
-def centred(looks: Looks, log_public: PublicLogDensity, search: NewtonSearch) -> Anchor:
-    """An anchor of which nothing but its place, its coordinates and its clipping bounds is known."""
-    s, measure = SETTINGS, looks.measure
-    theta0, W, d = search.theta, search.W, len(search.theta)
-    M, sd_A = looks.curvature(theta0, W, s.curvature, s.sizes)
-    P = floored(M + prior_precision(log_public, theta0, W), max(0.25, 0.5 * sd_A * math.sqrt(d)))
-    W = W @ inverse_root(P)
-    L0 = prior_precision(log_public, theta0, W)
+class _Run:
+    """What is known so far."""
 
-    gradient_sizes = looks.gradient_sizes(theta0, W, s.gradient_sizes)
-    hessian_sizes = looks.hessian_sizes(theta0, W, s.sizes)
-    z_hessian = measure.multiplier(0.13)
-    C_H = max(
-        1.05 * hessian_sizes.quantile(s.hessians_kept), balanced_bound(hessian_sizes, z_hessian)
-    )
-    hessian_noise = noise_sd(C_H, z_hessian) * math.sqrt(2 * d)
-    return Anchor(
-        theta0=theta0, W=W, order=2 if hessian_noise <= s.largest_hessian_noise else 1,
-        gradient=np.zeros(d), curvature=np.eye(d) - L0,
-        gradient_clip=balanced_bound(gradient_sizes, measure.multiplier(0.5)), hessian_clip=C_H,
-        tilt=0.0, curvature_noise=sd_A, residual_clip=1.0, clipped_share=math.nan,
-        clipped_share_sd=math.nan, sigma=math.nan, mean=np.zeros(d), precision=np.eye(d),
-        prior_precision=L0, rounds=search.rounds, surprise=math.nan, still_to_go=np.zeros(d),
-    )  # fmt: skip
+    def __init__(
+        self,
+        measure: Measurements,
+        log_public: PublicLogDensity,
+        start: Vector,
+        tempering: float,
+    ):
+        self.measure, self.log_public, self.start = measure, log_public, start
+        self.scales = prior_scales(log_public, start)
+        self.looks = Looks(measure, self.scales, tempering)
+        self.found: list[Look] = []
 
+    def first(self, search: Search) -> None:
+        """The first look, so that the next is within about one sd."""
+        s, looks = SETTINGS, self.looks
+        assert search.P is not None
+        self.place, self.P, t1 = search.theta, search.P, search.t1
+        self.found += search.looks
+        share = float(np.clip(t1**2, *s.first_look))
+        frames = [power(self.P, -0.5), np.diag(self.scales)]
+        V, b, excess = looks.choose(self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept)
+        for_hessian = max(s.hessian_part[0], s.hessian_of_first * share)
+        self.found.append(looks.look(self.place, V, b, share, for_hessian, s.hessians_kept, excess))
+        self._t = t1 / math.sqrt(share)
+        self._move()
 
-def measured(looks: Looks, log_public: PublicLogDensity, anchor: Anchor, share: float) -> Anchor:
-    """The anchor with its gradient and, at order 2, its curvature, which cost `share` together."""
-    s, theta0, W = SETTINGS, anchor.theta0, anchor.W
-    L0, curvature, sd_A = anchor.prior_precision, anchor.curvature, anchor.curvature_noise
-    for_hessian = s.hessian_of_rest * share if anchor.order == 2 else 0.0
-    for_gradient = (1 - s.hessian_of_rest) * share if anchor.order == 2 else share
-    gradient, tilt = looks.gradient(theta0, W, anchor.gradient_clip, for_gradient)
-    slope = W.T @ log_public.gradient(theta0)
-    if anchor.order == 2:
-        M, sd_A = looks.hessian(theta0, W, anchor.hessian_clip, for_hessian)
-        curvature = floored(M + L0, 0.2) - L0
-    precision = curvature + L0
-    mean = np.asarray(np.linalg.solve(precision, gradient + slope), np.float64)
-    return replace(
-        anchor, gradient=gradient, curvature=curvature, tilt=tilt, curvature_noise=sd_A,
-        mean=mean, precision=precision,
-    )  # fmt: skip
+    def _move(self) -> None:
+        """To the mean of the law so far."""
+        pool = self._pool_here()
+        r = posterior_of(pool.law, self.log_public, self.place, pool)
+        self.place, self.P = r.mean, r.exact
 
+    def _pool_here(self) -> Pooled:
+        prior = -self.log_public.hessian(self.place)
+        n = self.measure.n_units
+        return pooled(self.found, self.place, self.P, n, self.scales, nearby, prior)
 
-def checked(looks: Looks, log_public: PublicLogDensity, anchor: Anchor) -> Anchor:
-    """The anchor with its surprise: another gradient, where by the anchor it should be 0."""
-    d, there = len(anchor.mean), anchor.to_theta(anchor.mean)
-    slope, sd = looks.gradient(there, anchor.W, anchor.gradient_clip, SETTINGS.check)
-    slope += anchor.W.T @ log_public.gradient(there)
-    by_curvature = float(np.trace(product_covariance(anchor.mean, anchor.curvature_noise)))
-    expected = math.sqrt(d * (sd**2 + anchor.tilt**2 + SETTINGS.harmless**2) + by_curvature)
-    return replace(
-        anchor,
-        # At order 1 residuals make good whatever is wrong with the curvature.
-        curvature_noise=anchor.curvature_noise if anchor.order == 2 else 0.0,
-        surprise=float(np.linalg.norm(slope)) / expected,
-        still_to_go=anchor.W @ np.linalg.solve(anchor.precision, slope),
-    )
+    def settle(self) -> None:
+        """The frame and the bound for all that is left, and how noise is best divided."""
+        looks, s, d = self.looks, SETTINGS, len(self.place)
+        frames = [power(self.P, -0.5), np.diag(self.scales), middle_frame(self.P, self.scales)]
+        share, bins = looks.fine, looks.bins_for(looks.fine)
+        self.V, self.b, self.excess = looks.choose(self.place, frames, self.P, share, 0.8, bins)
+        inverse = np.linalg.inv(self.V)
+        X = inverse @ power(self.P, -0.5)
+        size = float(np.trace(X.T @ X)) / d
+        noise = self.measure.noise_sd
+        self.t1 = noise(self.b, 1.0) * math.sqrt(size)
+        sizes = looks.hessian_sizes(self.place, self.V, share / 2)
+        self.a1 = noise(looks.bound(sizes, 0.05, s.hessians_kept), 1.0) * size
 
+    def last(self, third: bool) -> None:
+        """A look with half of what is left, or with all of it."""
+        s, d = SETTINGS, len(self.place)
+        left = 1 - self.measure.spent
+        share = (left if third else left / 2) - self.looks.cheap
+        # How far the mode is from the place, by what is known, in posterior sds: there the curvature's noise acts.
+        distance = math.sqrt(d) * min(self.t1 / math.sqrt(0.4) if third else self._t, 5 * self.t1)
+        ratio = self.a1 * distance * math.sqrt((1 + 1 / d) / 2) / self.t1
+        least, most = (part * share for part in s.hessian_part)
+        known = (self.a1 / 0.1) ** 2 / 2  # by then a curvature is known to a tenth
+        for_hessian = float(np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most))
+        if third:
+            pool = self._pool_here()
+            self._predicted = pool.law.beta, pool.noise_at(np.zeros(d))
+        self.found.append(
+            self.looks.look(
+                self.place, self.V, self.b, share - for_hessian, for_hessian, s.hessians_kept, self.excess,
+            )
+        )
+        self.last_place = self.place
+        self._move()
 
-def _with_residuals_bound(
-    measure: Measurements,
-    anchor: Anchor,
-    tempering: float,
-    sizes: PrivateHistogram,
-    chain_multiplier: float,
-) -> Anchor:
-    """With a bound for the residual ratios, and how many exceed it."""
-    s, d = SETTINGS, len(anchor.mean)
-
-    def counted(anchor: Anchor, share: float) -> Anchor:
-        """How many units are clipped in a typical move."""
-        marks = ResidualSizes(Expansion(anchor, tempering, measure.n_units), clipped=True)
-        excess, sd = measure.sum(marks, 0.5, share)
-        return replace(
-            anchor, clipped_share=float(excess) / measure.n_units + 0.5,
-            clipped_share_sd=sd / measure.n_units,
+    def anchor(self, search: Search) -> Anchor:
+        """All looks together."""
+        d, last = len(self.place), self.found[-1]
+        pool = pooled(self.found, self.last_place, self.P, self.measure.n_units, self.scales)
+        r = posterior_of(pool.law, self.log_public, self.last_place, pool)
+        expected, S = self._predicted
+        off, V = last.gradient - expected, last.covariance + S
+        return Anchor(
+            posterior=r, W=power(self.P, -0.5), gradient_clip=last.gradient_clip,
+            hessian_clip=last.hessian_clip,
+            surprise=math.sqrt(max(float(off @ np.linalg.solve(V, off)), 0.0) / d),
+            off=np.linalg.solve(r.exact, off) / np.sqrt(np.diag(np.linalg.inv(r.exact))),
+            rounds=len(search.looks), arrived=True,
         )  # fmt: skip
 
-    typical = math.sqrt(2 * d) * anchor.typical_distance**anchor.order
-    per_c = noise_sd(typical, chain_multiplier)
-    least = s.least_sigma / per_c if per_c > 0 else 0.0
-    c = max(sizes.quantile(s.residuals_kept), least, 1e-12)
-    anchor = counted(replace(anchor, residual_clip=c), s.clipped / 2)
-    surely = anchor.clipped_share - 2 * anchor.clipped_share_sd
-    if surely > s.tolerated and per_c > 0:
-        anchor = replace(anchor, residual_clip=max(c, s.largest_sigma / per_c))
-    anchor = counted(anchor, 1 - measure.spent)
-    return replace(anchor, sigma=per_c * anchor.residual_clip)
+    def nothing(self, search: Search) -> Anchor:
+        """The prior, for all that was learnt."""
+        zero, at = np.zeros((len(self.start),) * 2), self.start
+        r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
+        return Anchor(r, np.diag(self.scales), math.nan, math.nan, math.nan, np.zeros(len(at)), len(search.looks), False)
+
+
+def prior_scales(log_public: PublicLogDensity, start: Vector) -> Vector:
+    """Standard deviations of the prior, about, of every parameter; 1 where it has none."""
+    precision = -np.diag(log_public.hessian(start))
+    return np.where(precision > 0, 1 / np.sqrt(np.maximum(precision, 1e-300)), 1.0)
+
+
+def prior_precision(log_public: PublicLogDensity, theta: Vector, W: Vector) -> Vector:
+    r""":math:`W^\top \Lambda W`, Λ minus the Hessian of the log prior at `theta`."""
+    return -W.T @ log_public.hessian(theta) @ W

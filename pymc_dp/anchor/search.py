@@ -1,36 +1,31 @@
-"""Newton steps towards a mode, from noisy gradients and curvatures alone."""
+"""The way to the mode: steps from looks that cost little, each as dear as the noise of the one before asks for."""
 
 import math
 from collections.abc import Callable
 
 import numpy as np
 
-from pymc_dp.anchor.looks import Looks
+from pymc_dp.anchor.law import far_away, pooled, posterior_of
+from pymc_dp.anchor.looks import Look, Looks
 from pymc_dp.anchor.settings import SETTINGS
-from pymc_dp.exceptions import PrivacyError
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.linalg import Vector, floored, inverse_root
-
-_LEAST = 1e-9
-"""A precision that says nothing, in coordinates in which the posterior's is about one."""
+from pymc_dp.linalg import Vector, floored, power
 
 
-class SearchLost(PrivacyError):
-    """A search has plainly diverged, or ended far from any mode."""
+class Search:
+    r"""Moves to the mean of the law of all looks so far, within a trust region.
 
-
-class NewtonSearch:
-    r"""A search within a trust region. Post-processing: it is shown releases, and never data.
-
-    With a gradient :math:`\hat g \sim N(Ju, J + S)` of the likelihood, J its information and S the noise's
-    covariance, the step is to the mean of u given :math:`\hat g` and the prior,
-    :math:`(L_0 + KJ)^{-1}(\rho + K\hat g)` with :math:`K = J(J + S)^{-1}`, as for noise-aware draws.
+    Post-processing: it is shown releases, and never data. Where noise drowns the data the law's mean is the
+    prior's mode; looks from afar count for little in it.
 
     Parameters
     ----------
     theta : ndarray, shape (d,)
         Where it starts; public.
-    n_units : int
+    n_units : float
+        How many units, about.
+    scales : ndarray, shape (d,)
+        The prior's: no step is longer than two of them.
     log_public : PublicLogDensity
         The prior.
 
@@ -38,78 +33,86 @@ class NewtonSearch:
     ----------
     theta : ndarray, shape (d,)
         Where it has come to.
-    W : ndarray, shape (d, d)
-        Coordinates of the next look, :math:`\theta + W u`: whitens the posterior, about.
-    rounds : int
-        Steps made.
+    P : ndarray, shape (d, d) or None
+        The posterior's precision, as far as known.
+    looks : list of Look
     length, travelled : float
-        Of the last Newton step, and of what was made of it, in posterior standard deviations; infinite
-        if the place it led to was no place.
+        Of the last step as it should have been, and of what was made of it, in posterior standard
+        deviations; infinite if the place it led to was no place.
     change : float
-        Largest factor by which the curvature differed from what the look before had made of it.
+        Largest factor by which the curvature differed from what it was before the last look.
     error : float
-        Standard deviation that noise gave the last step, per parameter, in the coordinates before it.
+        Standard deviation that noise gave the last look, per parameter, in posterior standard deviations.
+    tilt : float
+        The same of all looks together.
+    lost : bool
+        Whether it has plainly diverged.
     """
 
-    def __init__(self, theta: Vector, n_units: int, log_public: PublicLogDensity):
-        self.theta, self.W, self.rounds = theta, np.eye(len(theta)), 0
-        self.length = self.travelled = self.change = self.error = math.inf
-        self._log_public = log_public
+    def __init__(self, theta: Vector, n_units: float, scales: Vector, log_public: PublicLogDensity):
+        self.theta, self.lost, self.looks = theta, False, list[Look]()
+        self.P: Vector | None = None
+        self.length = self.travelled = self.change = self.error = self.tilt = math.inf
+        self._n, self._scales, self._log_public = n_units, scales, log_public
         # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
-        self._trust, self._predicted = math.sqrt(n_units), np.zeros(len(theta))
+        self._trust = math.sqrt(n_units)
+        self._predicted: Vector | None = None
         self._furthest = SETTINGS.lost * math.sqrt(n_units)
 
-    def step(self, gradient: Vector, sd: float, M: Vector, sd_M: float) -> None:
-        """Make a step, and whiten.
+    def step(self, look: Look) -> None:
+        """Make a step from a look at :attr:`theta`."""
+        d = len(self.theta)
+        prior = -self._log_public.hessian(self.theta)
+        P = self.P
+        if P is None:
+            PV = look.V.T @ (look.curvature + prior) @ look.V
+            least = max(look.curvature_sd * math.sqrt(d), 0.002 * float(np.trace(PV)) / d, 1e-8)
+            P = look.inverse.T @ floored(PV, least) @ look.inverse
+        self.looks.append(look)
+        pool = pooled(self.looks, self.theta, P, self._n, self._scales, far_away, prior)
+        P_new = floored(pool.law.J + prior, 1e-12)
+        R = power(P, -0.5)
+        values = np.linalg.eigvalsh(R @ P_new @ R)
+        self.change = float(max(values[-1], 1 / values[0])) if self.P is not None else math.inf
+        P = P_new
+        C = np.linalg.inv(P)
+        noise = math.sqrt(float(np.trace(C @ look.covariance)))
+        self.error = noise / math.sqrt(d)
+        slope = self._log_public.gradient(self.theta)
+        if self._predicted is not None:
+            self._adapt(look.gradient + slope - self._predicted, C, noise)
 
-        Parameters
-        ----------
-        gradient : ndarray, shape (d,)
-            Of the log-likelihood at :attr:`theta`, in u, with noise of standard deviation `sd`.
-        M : ndarray, shape (d, d)
-            Minus its Hessian, with noise of standard deviation `sd_M`.
-
-        Raises
-        ------
-        SearchLost
-            If it has diverged: more steps would be paid for in vain.
-        """
-        d, W = len(self.theta), self.W
-        slope = W.T @ self._log_public.gradient(self.theta)
-        s = gradient + slope
-        L0 = prior_precision(self._log_public, self.theta, W)
-        P = M + L0
-        P = floored(P, max(sd_M * math.sqrt(d), 0.02 * float(np.trace(P)) / d, 1e-8))
-        values = np.linalg.eigvalsh(P)
-        self.change = float(max(values[-1], 1 / values[0]))
-        surprise = max(0.0, float(np.linalg.norm(s - self._predicted)) - 2 * sd * math.sqrt(d))
-        if self.rounds and surprise < 0.25 * self.travelled:
-            self._trust *= 8
-        elif self.rounds and surprise > 0.75 * self.travelled:
-            self._trust /= 4
-        # Where noise is all that a gradient says, the prior decides how far a step goes.
-        known = floored(L0, _LEAST)
-        J = floored(P - known, _LEAST)
-        kept = J @ np.linalg.inv(J + sd * sd * np.eye(d))
-        step = np.linalg.solve(known + kept @ J, slope + kept @ gradient)
-        self.length = math.sqrt(float(step @ P @ step))
-        if self.rounds == 0:  # with covariates of any scale it may begin anywhere
+        r = posterior_of(pool.law, self._log_public, self.theta)
+        step = r.mean - self.theta
+        self.tilt, self.length = r.tilt, math.sqrt(float(step @ P @ step))
+        if self._predicted is None:  # with covariates of any scale it may begin anywhere
             self._furthest = max(self._furthest, SETTINGS.lost * self.length)
-        if not self.length <= self._furthest:
-            raise SearchLost(
-                f"after {self.rounds + 1} steps it was {self.length:.3g} posterior standard deviations away, "
-                f"much further than at first"
-            )
-        self.travelled = min(self.length, self._trust)
-        step *= self.travelled / max(self.length, 1e-300)
-        self.error = sd * math.sqrt(float(np.trace(np.linalg.inv(P))) / d)
-        root = inverse_root(P)
-        self._predicted, moved = root @ (s - P @ step), self.theta + W @ step
+        self.lost = not self.length <= self._furthest
+        part = min(
+            1.0,
+            self._trust / max(self.length, 1e-300),
+            SETTINGS.prior_sds / max(float(np.max(np.abs(step) / self._scales)), 1e-300),
+        )
+        step = part * step
+        self.travelled = part * self.length
+        # What the law says the gradient will be there.
+        law = pool.law
+        self._predicted = law.beta - law.J @ (self.theta + step - law.centre)
+        moved = self.theta + step
+        self._predicted = self._predicted + self._log_public.gradient(moved)
         if math.isfinite(self._log_public(moved)):
             self.theta = moved
         else:
             self._trust, self.travelled = self._trust / 4, math.inf
-        self.W, self.rounds = W @ root, self.rounds + 1
+        self.P = P
+
+    def _adapt(self, off: Vector, C: Vector, noise: float) -> None:
+        """Trust the quadratic model further, or less far, for how well it has predicted the gradient."""
+        surprise = max(0.0, math.sqrt(float(off @ C @ off)) - 2 * noise)
+        if surprise < 0.25 * self.travelled:
+            self._trust *= 8
+        elif surprise > 0.75 * self.travelled:
+            self._trust /= 4
 
 
 def find_mode(
@@ -117,13 +120,13 @@ def find_mode(
     log_public: PublicLogDensity,
     start: Vector,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> NewtonSearch:
-    """Private Newton steps within a trust region, each as dear as what the noise of the one before asks for.
+) -> Search:
+    """Search for the mode.
 
     Parameters
     ----------
     looks : Looks
-        What pays for them: :attr:`AnchorSettings.mode <pymc_dp.anchor.settings.AnchorSettings.mode>`, at most.
+        What pays for it: :attr:`AnchorSettings.search <pymc_dp.anchor.settings.AnchorSettings.search>`, about.
     log_public : PublicLogDensity
     start : ndarray, shape (d,)
         Public.
@@ -132,42 +135,38 @@ def find_mode(
 
     Returns
     -------
-    NewtonSearch
-        Where it has come to.
-
-    Raises
-    ------
-    SearchLost
-        If it did not arrive.
+    Search
+        Where it has come to; not the mode if it is `lost`, or still far by its `length`.
     """
     s, measure = SETTINGS, looks.measure
-    d, root_n, share = len(start), math.sqrt(measure.n_units), s.first_step
-    search = NewtonSearch(start, measure.n_units, log_public)
-    spent_before, last, of_sizes = measure.spent, False, 2 * s.search_sizes
+    d, root_n = len(start), math.sqrt(measure.n_units)
+    search = Search(start, measure.n_units, looks.scales, log_public)
+    raw, spent_before = np.diag(looks.scales), measure.spent
+    # From afar noise may be a tenth of the way, which is about √n sds; units' gradients are some 2√(d/n) long.
+    ahead = measure.noise_sd(2 * math.sqrt(d) / root_n, 1.0) * math.sqrt(d) / (0.1 * root_n)
+    share = float(np.clip(ahead**2, *s.first_step))
     while True:
-        if last:
-            share = min(s.last_step, s.mode - (measure.spent - spent_before) - of_sizes)
-        search.step(*looks.both(search.theta, search.W, share))
+        frames = [raw, np.eye(d)] if search.P is None else [power(search.P, -0.5)]
+        if search.P is not None and not looks.poor:
+            frames.append(raw)
+        for_gradient = s.gradient_of_step * share
+        V, b, excess = looks.choose(
+            search.theta, frames, search.P, looks.cheap, for_gradient, 1, s.search_kept,
+            count=not looks.poor,
+        )  # fmt: skip
+        search.step(
+            looks.look(
+                search.theta, V, b, for_gradient, share - for_gradient, s.hessians_of_search, excess
+            )
+        )
         length, travelled, error = search.length, search.travelled, search.error
-        on_progress(f"step {search.rounds} towards the mode, about {length:.3g} sds away")
-        if last:
-            if length - travelled > 2 * s.quadratic * root_n:
-                raise SearchLost(
-                    f"it ended {length:.3g} posterior standard deviations away, and took "
-                    f"{search.rounds} steps to get there"
-                )
+        rounds = len(search.looks)
+        on_progress(f"step {rounds} towards the mode, about {length:.3g} sds away")
+        search.t1 = error * math.sqrt(for_gradient)
+        close = min(3 * float(np.clip(error, 0.7, 3)) * math.sqrt(d), s.quadratic * root_n)
+        arrived = rounds >= 3 and length < close and search.change < s.settled
+        if arrived or search.lost or measure.spent - spent_before > s.search:
             return search
-        # From afar a rough direction will do; nearby, the place is wanted to a fraction of an sd.
         left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
-        tolerable = max(0.7, 0.5 * left / math.sqrt(d))
-        share = float(np.clip(share * (error / tolerable) ** 2, s.smallest_step, s.largest_step))
-        close = min(2 * float(np.clip(error, 0.25, 1.0)) * math.sqrt(d), s.quadratic * root_n)
-        spent = measure.spent - spent_before
-        nearly_used_up = spent + share + 2 * of_sizes > s.mode - s.last_step
-        settled = search.rounds >= 3 and length < close and search.change < s.settled
-        last = settled or nearly_used_up
-
-
-def prior_precision(log_public: PublicLogDensity, theta: Vector, W: Vector) -> Vector:
-    r""":math:`W^\top \Lambda W`, Λ minus the Hessian of the log prior at `theta`."""
-    return -W.T @ log_public.hessian(theta) @ W
+        tolerable = max(1.5, 0.4 * left / math.sqrt(d))
+        share = float(np.clip((search.t1 / tolerable) ** 2 / s.gradient_of_step, *s.step))

@@ -5,28 +5,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AnchorSettings:
-    """Constants of the anchored sampler: nobody has to set them. Shares are of the anchor's budget, in μ².
+    """Constants of the anchored sampler: nobody has to set them. Shares are of the budget, in μ².
 
-    What a part leaves over goes to the anchor's gradient and Hessian.
+    What no other part takes goes to the last two looks, half each.
     """
 
-    mode: float = 0.38
-    """Share of all steps towards the mode, at most."""
-    first_step: float = 0.012
-    """Share of the first step: from afar, a rough direction will do."""
-    smallest_step: float = 0.003
-    """Share of a step in between, at least; it gets what the noise in the one before makes necessary."""
-    largest_step: float = 0.04
-    """Share of a step in between, at most."""
-    last_step: float = 0.15
-    """Share of the last step, which decides where the anchor is."""
-    settled: float = 4.0
-    """No step is the last while the curvature changes by a larger factor than this."""
-    search_sizes: float = 0.007
-    """Share of each histogram of the search, of which a step has two."""
+    search: float = 0.22
+    """Share from which on the way to the mode is broken off."""
+    first_step: tuple[float, float] = (5e-4, 0.01)
+    """Range of the share of its first step: from afar, a rough direction will do."""
+    step: tuple[float, float] = (3e-4, 0.03)
+    """Range of the share of any other; it gets what the noise in the one before makes necessary."""
+    gradient_of_step: float = 0.7
+    """The gradient's part of these; the Hessian gets the rest."""
+    settled: float = 6.0
+    """The search is not over while the curvature changes by a larger factor than this."""
     search_kept: float = 0.95
-    """Quantile of their sizes up to which terms of the search are not clipped. Where 2 % of the records are
+    """Quantile of their sizes up to which gradients of the search are not clipped. Where 2 % of the records are
     positive outcomes, they are what is beyond a bound by balance alone, and the search ends elsewhere."""
+    hessians_of_search: float = 0.99
+    """The same of its Hessians: a small group's clipped ones make every step too long in its direction."""
+    prior_sds: float = 2.0
+    """No step is longer than this, in the prior's standard deviations of any parameter: towards small scales
+    a Newton step is many times too long, and the way back takes as many steps."""
     quadratic: float = 0.35
     """A record's log-likelihood looks quadratic over about this many times √n posterior standard
     deviations."""
@@ -35,56 +36,62 @@ class AnchorSettings:
     scale √n if that is more. Searches that arrived, on six regressions on real data, unscaled covariates
     among them, were never twice as far; one that was left alone ended at 1e40."""
 
-    curvature: float = 0.05
-    """Share of the curvature that W is made of."""
-    sizes: float = 0.025
-    """Share of a histogram: of the sizes of Hessians (two), and of residuals."""
-    gradient_sizes: float = 0.04
-    """Share of the histogram of the gradients' sizes: their bound decides the noise that is left."""
+    rough_count: float = 0.004
+    """Noise in a bin of a rough histogram, in parts of all units."""
+    fine_count: float = 0.002
+    """The same of a fine one, which sets the final bounds."""
+    cheap: tuple[float, float] = (2e-5, 0.0025)
+    """Range of the share of a rough histogram."""
+    fine: tuple[float, float] = (0.001, 0.015)
+    """Range of the share of a fine one."""
+    poor: float = 0.01
+    """If a rough histogram would cost more than this, there are fewer of them, rougher ones."""
+    of_count: float = 0.002
+    """Share of a count of long gradients, at least."""
+    counted: float = 2.5
+    """In sds of its noise: the count from which long gradients are believed in."""
+    rare: float = 0.05
+    """A group of more units than this is seen in a histogram."""
+
+    first_look: tuple[float, float] = (0.01, 0.08)
+    """Range of the share of the first look's gradient: about one posterior sd is close enough."""
+    hessian_of_first: float = 0.15
+    """The first look's Hessian, in shares of its gradient."""
+    near_kept: float = 0.99
+    """Quantile of their sizes up to which gradients of the first look are not clipped."""
     hessians_kept: float = 0.998
-    """Quantile of their sizes up to which Hessians of the anchor are not clipped: what is clipped of them is
-    for the chain to make good."""
-    largest_hessian_noise: float = 0.8
-    """A second-order anchor is worth it while the noise of its Hessian is below this at a typical point."""
-    hessian_of_rest: float = 0.25
-    """Of what is left for the anchor, the Hessian's part."""
-    check: float = 0.04
-    """Share of the gradient at the mode that the anchor predicts."""
-    harmless: float = 0.3
-    """A gradient this long there, in posterior standard deviations per parameter, the chain makes good."""
+    """Quantile of their sizes up to which Hessians of looks are not clipped: no chain makes good what is."""
+    hessian_part: tuple[float, float] = (0.002, 0.25)
+    """Range of the Hessian's part of the last two looks."""
+    least_believed: float = 0.1
+    """On the way, a direction keeps at least this part of the curvature that it had."""
+    most_believed: float = 0.5
+    """And not more than this, however noisy."""
+    stands_out: float = 3.0
+    """In sds of its noise: the curvature from which a direction is taken as measured."""
+    quadratic_change: float = 2.0
+    """Curvature changes by about √(2/n) of itself over a posterior sd: half as much again as in a regression's
+    scale, where it changes most."""
+    prior_change: float = 30.0
+    """And by √30 of itself over a prior sd, falling off as its square: what a log scale does."""
+    bias: float = 1 / 3
+    """Weight of what is clipped beside the noise's variance, in choosing a bound: half-way, on a logarithmic
+    scale, between all of it in one parameter's direction and in any."""
+    pooled_share: float = 0.4
+    """The first look's bound is chosen as if it cost this much: what all looks clip adds up, noise does not."""
+    careful: float = 5.0
+    """Longest Newton step to a law's mode, in its sds: the prior may be anything but quadratic."""
 
-    clipped: float = 0.01
-    """Share of counting how many residuals are clipped: half for a first bound, the rest for the last."""
-    probes: int = 8
-    """Public pairs of points at which residuals are sized; a unit is looked at in one of them."""
-    residuals_kept: float = 0.99
-    """Quantile of their sizes up to which residuals are not clipped."""
-    least_sigma: float = 0.4
-    """Where the noise in a log acceptance ratio would be less, the bound is widened: less is clipped."""
-    largest_sigma: float = 1.0
-    """Up to this noise the bound is widened where more than :attr:`tolerated` is still clipped."""
-    tolerated: float = 0.005
-    """Share of units whose residual may be clipped in a typical move."""
-
-    autoregressive: float = 0.5
-    """Part of the moves that leave the anchor's normal approximation invariant."""
-    random_walk: float = 0.3
-    """Part of the moves that are random walks of full length; the rest are short ones."""
-    short: float = 0.4
-    """Length of a short move, of either kind, beside a full one."""
-    short_autoregressive: float = 0.15
-    """Of the autoregressive moves, how many are short."""
-    radius: float = 10.0
-    """In typical distances: beyond, the anchor is no guide, and the target may not even be proper."""
-
-    clipped_warning: float = 0.01
-    """Share of clipped units from which draws are doubtful."""
-    clipped_refusal: float = 0.10
-    """Share of clipped units from which they are worthless."""
     surprise_warning: float = 3.0
-    """By how many standard deviations an anchor may disagree with itself without a warning."""
-    surprise_refusal: float = 5.0
-    """From how many on it is refused."""
+    """By how many standard deviations looks may contradict each other without a warning."""
+    surprise_unusable: float = 5.0
+    """From how many on the draws are marked as of no use."""
+    prior_warning: float = 0.8
+    """Of the prior's variance: a parameter that has kept more is said to be the prior's."""
+    tilt_warning: float = 1.0
+    """Above, intervals are mostly privacy noise, and that is said."""
+    tilt_unusable: float = 10.0
+    """If all parameters' tilts are above, nothing was learnt."""
 
 
 SETTINGS = AnchorSettings()

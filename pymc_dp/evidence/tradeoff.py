@@ -1,9 +1,7 @@
 """What ε buys for a model, found out on made-up data."""
 
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +19,7 @@ from pymc_dp.exceptions import (
 )
 from pymc_dp.likelihood.compiled import compile_model
 from pymc_dp.privacy.noise import InsecureSeededNoise
+from pymc_dp.progress import quiet_pymc
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.sampling import sample
 from pymc_dp.steps.host import PrivateStep
@@ -182,7 +181,7 @@ def tradeoff(
         "progressbar": False,
         "compute_convergence_checks": False,
     }
-    with _silence():
+    with quiet_pymc():
         fake = with_made_up_data(
             model, data=data or {}, truth=truth or {}, public=public, seed=random_seed,
             compile_kwargs=compile_kwargs,
@@ -230,15 +229,3 @@ def tradeoff(
         high=high,
         r_hat=np.array(r_hat),
     )
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep PyMC's and our own reports of runs that nobody is to take for real ones off the log."""
-    log = logging.getLogger("pymc")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

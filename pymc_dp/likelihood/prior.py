@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.likelihood.compilation import compiling
@@ -42,6 +43,12 @@ class PublicLogDensity:
         """Log-density at `theta`, shape (d,); -inf outside the support, and for NaN."""
         value = float(self._function(theta))
         return value if value == value else -np.inf
+
+    def at(self, theta: Variable) -> Variable:
+        """Log-density at a symbolic `theta`, shape (d,)."""
+        like = self._theta.type.filter_variable(theta)
+        (density,) = graph_replace([self._graph], {self._theta: like})
+        return density
 
     @cached_property
     def _slope(self) -> Variable:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ _GRID = 2**24
 # one run in a thousand was lost to that.
 _SIGNIFICANT, _TAIL, _ON_ITS_OWN = 2.0, 3.0, 5.5
 _OCTAVES_TOGETHER = 3
+_PLAINLY_SEEN = 10.0
 
 
 class PrivateHistogram:
@@ -48,12 +50,33 @@ class PrivateHistogram:
         self._edges = 2.0 ** (np.arange(len(counts) + 1) / bins_per_octave + _LOWEST)
 
     def quantile(self, p: float) -> float:
-        """Size that a share `p` of the units do not exceed, interpolated within its bin."""
+        """Size that a share `p` of the units do not exceed, interpolated within its bin.
+
+        Beyond what can be plainly seen, sizes are taken to fall off exponentially, if that is larger.
+        """
+        t, far, rate = self._fall
+        beyond = far + rate * math.log(t / (1 - p)) if 1 - t < p < 1 else 0.0
+        return max(self._within(p), beyond)
+
+    def _within(self, p: float) -> float:
         upto = np.concatenate([[0.0], np.cumsum(self._counts)]) / self._counts.sum()
         k = min(int(np.searchsorted(upto, p, side="left")), len(self._counts)) or 1
         within = (p - upto[k - 1]) / (upto[k] - upto[k - 1])
         low, high = self._edges[self._first + k - 1], self._edges[self._first + k]
         return float(low * (high / low) ** min(max(within, 0.0), 1.0))
+
+    @cached_property
+    def _fall(self) -> tuple[float, float, float]:
+        """Share of the units that are larger than a size, that size, and by how much the next e-th part is.
+
+        From where there are enough to be seen: noise hides the ends of a distribution, and bounds from what
+        stands out of it alone clipped twice as much as they should.
+        """
+        t = min(_PLAINLY_SEEN * self._sd / float(self._counts.sum()), 0.2)
+        if not t > 0:
+            return 0.0, self.largest, 0.0
+        near, far = self._within(1 - 2.5 * t), self._within(1 - t)
+        return t, far, (far - near) / math.log(2.5)
 
     @property
     def largest(self) -> float:
@@ -63,13 +86,24 @@ class PrivateHistogram:
     def excess(self, bound: float) -> float:
         r"""About :math:`\sum_i (s_i - B)_+`, with as many units past the largest bin seen as could hide.
 
-        One more bin is taken to hold one standard deviation of the noise.
+        One more bin is taken to hold one standard deviation of the noise. Units are spread evenly over
+        their bin, on a logarithmic scale: were they all at its middle, the best bound would always be one.
         """
         counts = np.append(self._counts, self._sd)
         places = self._first + np.arange(len(counts))
         places = np.minimum(places, len(self._edges) - 2)
-        middles = np.sqrt(self._edges[places] * self._edges[places + 1])
-        return float(counts @ np.maximum(middles - bound, 0.0))
+        low, high = self._edges[places], self._edges[places + 1]
+        within = np.clip(bound, low, high)
+        beyond = (high - within - bound * np.log(high / within)) / np.log(high / low)
+        return max(float(counts @ beyond), self._tail(bound))
+
+    def _tail(self, bound: float) -> float:
+        """The excess if sizes fall off exponentially from where they are plainly seen."""
+        t, far, rate = self._fall
+        if not rate > 0:
+            return 0.0
+        beyond = rate * math.exp(-(bound - far) / rate) if bound > far else rate + far - bound
+        return float(self._counts.sum()) * t * beyond
 
 
 def counts_of(sizes: Iterable[NDArray[np.float64]], bins_per_octave: int) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noise_sd, noisy_total, poisson_noisy_total
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
-from pymc_dp.records.questions import Question, Vector
+from pymc_dp.records.questions import Centred, Question, Vector
 from pymc_dp.records.sums import RecordSums
 
 
@@ -127,8 +127,20 @@ class Measurements(Protocol):
         """Noise standard deviation / sensitivity of a release that costs `share`."""
         ...
 
+    def noise_sd(self, bound: float, share: float) -> float:
+        """Standard deviation of the noise in every entry of a :meth:`sum`."""
+        ...
+
+    def count_sd(self, share: float) -> float:
+        """Standard deviation of the noise in every bin of a :meth:`histogram`."""
+        ...
+
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """Noisy sum of the units' clipped terms, and the noise's standard deviation in each entry."""
+        ...
+
+    def count(self, of: Question, share: float) -> tuple[float, float]:
+        """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation."""
         ...
 
     def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
@@ -162,11 +174,24 @@ class PaidMeasurements:
         """See :class:`Measurements`."""
         return self._purse.multiplier(share)
 
+    def noise_sd(self, bound: float, share: float) -> float:
+        """See :class:`Measurements`."""
+        return noise_sd(bound, self.multiplier(share))
+
+    def count_sd(self, share: float) -> float:
+        """See :class:`Measurements`."""
+        return count_sd(self.multiplier(share))
+
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`Measurements`."""
         z, permit = self._purse.permit(share)
         released = self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
         return released, noise_sd(bound, z)
+
+    def count(self, of: Question, share: float) -> tuple[float, float]:
+        """See :class:`Measurements`."""
+        excess, sd = self.sum(Centred(of), 0.5, share)
+        return float(excess) + self.n_units / 2, sd
 
     def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`Measurements`."""

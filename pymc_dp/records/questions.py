@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.linalg import as_vectors
+from pymc_dp.linalg import as_vectors, norms
 
 Vector = NDArray[np.float64]
 Units = NDArray[np.int64]
@@ -123,3 +123,45 @@ class Hessian:
             raise NotImplementedError("Hessians are computed of all units.")
         for chunk in records.hessians(self.theta):
             yield as_vectors(self.W.T @ chunk @ (self.tempering * self.W))
+
+
+@dataclass(frozen=True, eq=False)
+class Longer:
+    r"""Whether a unit's gradient in some coordinates is longer than a length: 1 or 0.
+
+    Parameters
+    ----------
+    theta, W
+        As in :class:`Gradient`.
+    length : float
+    """
+
+    theta: Vector
+    W: Vector
+    length: float
+    dimension = None
+
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Question`. What is not finite is not counted."""
+        for chunk in Gradient(self.theta, self.W).terms(records, units):
+            sizes = norms(chunk)
+            yield (np.isfinite(sizes) & (sizes > self.length)).astype(float)
+
+
+@dataclass(frozen=True, eq=False)
+class Centred:
+    """Marks of 0 and 1 as −1/2 and 1/2: half the norm, so half of what replacing a unit changes.
+
+    Parameters
+    ----------
+    of : Question
+        Whose terms are marks.
+    """
+
+    of: Question
+    dimension = None
+
+    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Question`."""
+        for chunk in self.of.terms(records, units):
+            yield chunk - 0.5
