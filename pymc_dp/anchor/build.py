@@ -14,7 +14,7 @@ from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector, floored, inverse_root, product_covariance
 from pymc_dp.privacy.histogram import PrivateHistogram
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.records.measurements import Measurements
 
 
@@ -90,7 +90,7 @@ def centred(looks: Looks, log_public: PublicLogDensity, search: NewtonSearch) ->
     C_H = max(
         1.05 * hessian_sizes.quantile(s.hessians_kept), balanced_bound(hessian_sizes, z_hessian)
     )
-    hessian_noise = noise_sd(C_H, z_hessian) * math.sqrt(2 * d)
+    hessian_noise = SUBSTITUTE_ONE.noise_sd(C_H, z_hessian) * math.sqrt(2 * d)
     return Anchor(
         theta0=theta0, W=W, order=2 if hessian_noise <= s.largest_hessian_noise else 1,
         gradient=np.zeros(d), curvature=np.eye(d) - L0,
@@ -156,7 +156,7 @@ def _with_residuals_bound(
         )  # fmt: skip
 
     typical = math.sqrt(2 * d) * anchor.typical_distance**anchor.order
-    per_c = noise_sd(typical, chain_multiplier)
+    per_c = SUBSTITUTE_ONE.noise_sd(typical, chain_multiplier)
     least = s.least_sigma / per_c if per_c > 0 else 0.0
     c = max(sizes.quantile(s.residuals_kept), least, 1e-12)
     anchor = counted(replace(anchor, residual_clip=c), s.clipped / 2)

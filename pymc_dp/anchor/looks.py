@@ -5,7 +5,7 @@ import numpy as np
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.linalg import Vector, as_matrix
 from pymc_dp.privacy.histogram import PrivateHistogram
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.questions import Gradient, Hessian
 
@@ -88,5 +88,7 @@ def balanced_bound(sizes: PrivateHistogram, noise_multiplier: float) -> float:
         z of the sum that will be released with this bound.
     """
     candidates = np.geomspace(sizes.quantile(0.5) / 2, sizes.largest, 100)
-    costs = [noise_sd(b, noise_multiplier) ** 2 + sizes.excess(b) ** 2 for b in candidates]
+    costs = [
+        SUBSTITUTE_ONE.noise_sd(b, noise_multiplier) ** 2 + sizes.excess(b) ** 2 for b in candidates
+    ]
     return float(candidates[int(np.argmin(costs))])

@@ -16,6 +16,11 @@ Units = NDArray[np.int64]
 class UnitTerms(Protocol):
     """What a question can compute with, where the records are. Private."""
 
+    @property
+    def n_units(self) -> int:
+        """How many units there are here."""
+        ...
+
     def log_likelihoods(self, points: Sequence[Vector], units: Units | None = None) -> list[Vector]:
         r""":math:`\ell_i` at some points, each of shape (units,). Not to be changed in place."""
         ...
@@ -123,3 +128,32 @@ class Hessian:
             raise NotImplementedError("Hessians are computed of all units.")
         for chunk in records.hessians(self.theta):
             yield as_vectors(self.W.T @ chunk @ (self.tempering * self.W))
+
+
+@dataclass(frozen=True, eq=False)
+class Centred:
+    """Marks of 0 and 1 as −1/2 and 1/2: half the norm, so half of what replacing a unit changes.
+
+    Parameters
+    ----------
+    of : Question
+        Whose terms are marks.
+    """
+
+    of: Question
+    dimension = None
+
+    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Question`."""
+        for chunk in self.of.terms(records, units):
+            yield chunk - 0.5
+
+
+class Everybody:
+    """A mark of 1 for every unit: its sum is their number."""
+
+    dimension = None
+
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Question`."""
+        yield np.ones(records.n_units if units is None else len(units))

@@ -127,6 +127,9 @@ class DPAnchored(PrivateStep):
         self._noise_aware = bool(noise_aware)
         self._tempering = fraction("tempering", tempering, one_allowed=True)
         super().__init__(vars, instead={}, shards=shards, **run)
+        self.needs_public_size(
+            "its search and its anchor of order 1 count on the number of units. DPHMC and DPPenalty can"
+        )
         d = self.compiled.d
         if d * (d + 1) // 2 > MAX_DIMENSION:
             raise NoAnchorError(
@@ -334,7 +337,7 @@ class DPAnchored(PrivateStep):
             bound=lambda _: B,
             noisy_ratio=noisy_ratio,
             log_public=log_known,
-            noise_multiplier=self._z,
+            noise_sd=lambda B: self.run.neighbours.noise_sd(B, self._z),
             kinetic_ratio=log_proposals,
         )
         return info

@@ -279,7 +279,7 @@ def support_point_of_data():
 # -- records ----------------------------------------------------------------------------------------
 
 
-@refused("'y': 120", "'z': 119", "different numbers of records")
+@refused("['y', 'z']", "different numbers of records")
 def observed_of_different_lengths():
     b = pm.Normal("b")
     observe(b)
@@ -346,7 +346,7 @@ def array_of_most_of_the_records():
     observe(pm.Normal("b") * pt.as_tensor(y[1:]).mean())
 
 
-@refused("W has more than one axis of length 120")
+@refused("W has more than one axis that is as long as there are records")
 def matrix_between_records():
     observe(pm.Normal("b") * (pm.Data("W", rng.normal(size=(N, N))) @ y))
 
@@ -563,7 +563,7 @@ def test_records_without_names():
     roles = find_roles(model_of(lambda: observe(x * pm.Normal("b"))))
     assert roles.unit == "one record"
     assert roles.record_dims == frozenset()
-    assert names_and_axes(roles) == {"Y": 0, "a constant array of shape (120,)": 0}
+    assert names_and_axes(roles) == {"Y": 0, "a constant array of shape (n,)": 0}
 
 
 def test_records_on_another_axis():

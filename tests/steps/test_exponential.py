@@ -14,7 +14,7 @@ from pymc_dp.exponential_family.statistics import SufficientStatistics
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum, direction
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.exponential import exponential_transition
 
@@ -57,10 +57,11 @@ def run_from_posterior(z, assumed_z, starts=4000, transitions=8):
     rng = np.random.default_rng(7)
     total = (COUNTS / 3 - 1.0).sum()
 
-    def release(along):
+    def release(along, rise):
         """As KeptSum.release, whose grid is bound / step, but for its rounding."""
         g = along.weights[0] * along.bound / along.step
-        return g * total + noise_sd(along.bound, z) * rng.standard_normal()
+        noise = SUBSTITUTE_ONE.noise_sd(along.bound, z) * rng.standard_normal()
+        return g * total + noise - len(COUNTS) * rise
 
     ends, accepted = spread_evenly(GAMMA, starts), 0
     for k in range(starts):
@@ -71,11 +72,10 @@ def run_from_posterior(z, assumed_z, starts=4000, transitions=8):
                 theta,
                 propose=lambda rng, theta: theta + 0.5 * rng.standard_normal(1),
                 natural=lambda theta: (3 * theta, math.exp(theta.item()) - 3 * theta.item()),
-                along=lambda g: direction(g, 2 * abs(g.item()), 1),
+                along=lambda g, rise: direction(g, 2 * abs(g.item()), 1),
                 release=release,
-                n_records=len(COUNTS),
                 log_public=lambda theta: 2 * theta.item() - 1.5 * math.exp(theta.item()),
-                noise_multiplier=assumed_z,
+                noise_sd=lambda bound: SUBSTITUTE_ONE.noise_sd(bound, assumed_z),
             )
             accepted += info.accepted
         ends[k] = theta.item()
