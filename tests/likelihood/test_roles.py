@@ -126,7 +126,7 @@ def deterministic_of_data():
     observe(mean)
 
 
-@refused("Deterministic 'mean'", "(120, 3)")
+@refused("Deterministic 'mean'", "(n, 3)")
 def deterministic_of_an_array():
     observe(pm.Deterministic("mean", X @ pm.Normal("b", shape=D)))
 
@@ -209,7 +209,7 @@ def prior_of_data():
     pm.Normal("y", pm.Normal("b", data.mean(), 1.0), 1.0, observed=data)
 
 
-@refused("prior of 'b'", "(120,)")
+@refused("prior of 'b'", "(n,)")
 def prior_of_an_array():
     observe(pm.Normal("b", pt.as_tensor(y).mean(), 1.0))
 
@@ -364,7 +364,7 @@ def records_under_another_dimension():
     observe(pm.Normal("b") * pm.Data("x", x, dims="again"), dims="person")
 
 
-@refused("(120,)", "NaN")
+@refused("(n,)", "NaN")
 def nan_in_a_covariate():
     observe(pm.Normal("b") * np.where(y > 1, np.nan, x))
 
@@ -462,9 +462,9 @@ def test_named_dimensions_are_refused_alike(builder, reason):
         ({"unit": "patient"}, ["unit='patient'", "'y'", "person"]),
         ({"unit": "feature"}, ["unit='feature'", "'y'"]),
         ({"unit": -1}, ["0 or more", "-1"]),
-        ({"unit": np.arange(N - 1)}, ["(120,)", "(119,)"]),
-        ({"unit": np.arange(N)[:, None]}, ["(120,)", "(120, 1)"]),
-        ({"unit": 2.0}, ["(120,)", "()"]),
+        ({"unit": np.arange(N - 1)}, ["one identifier per record"]),
+        ({"unit": np.arange(N)[:, None]}, ["one identifier per record"]),
+        ({"unit": 2.0}, ["one identifier per record"]),
         ({"unit": np.arange(N) + SECRET}, ["integer or text", "float64"]),
         ({"unit": x > 0}, ["integer or text", "bool"]),
         ({"public": ["Z", "Y"]}, ["Z", "pm.Data"]),

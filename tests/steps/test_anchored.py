@@ -20,8 +20,8 @@ from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import as_matrix, product_covariance
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import Gaussian, times
-from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
+from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements

@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 import pymc_dp as dp
-from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy import noisy_sum
 from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.steps.hmc import Mass, hmc_transition, leapfrog
 
 from .exact import (

@@ -175,7 +175,9 @@ def run_from_posterior(z, tempering, rate, scale, starts=2000, transitions=6, b=
         """The release of NoisyRatio, on paper."""
         y, B = Y[rng.random(N) < rate], bound(new - theta)
         ratios = new - theta - y * (np.exp(new) - np.exp(theta))
-        noise = SUBSTITUTE_ONE.noise_sd(release_bound(B, tempering, rate), z) * rng.standard_normal()
+        noise = (
+            SUBSTITUTE_ONE.noise_sd(release_bound(B, tempering, rate), z) * rng.standard_normal()
+        )
         return acceptance.penalised(ratios, B, tempering, rate).sum() + noise
 
     for k in range(starts):
@@ -281,7 +283,7 @@ def test_bias_is_as_documented(rate, most):
                 theta, new, 10 * abs(float(new[0] - theta[0])), paid
             ),
             log_public=log_public,
-            noise_multiplier=0.03,
+            noise_sd=lambda bound: SUBSTITUTE_ONE.noise_sd(bound, 0.03),
         )
         path[t] = math.exp(theta[0])
     ess = float(np.asarray(az.ess(path.reshape(4, -1))))
