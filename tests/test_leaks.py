@@ -289,7 +289,7 @@ def test_under_add_or_remove_nothing_tells_how_many_units_there_are(
     assert_same(*runs)
     assert runs[0]["promise"] == runs[1]["promise"]
     draws = runs[0]["result"]["posterior", "mu"][1]
-    assert len(np.unique(draws)) >= 4  # the made-up releases do move it
+    assert len(np.unique(draws)) > 1  # the made-up releases do move it
 
 
 def occurrences(value, sought):
