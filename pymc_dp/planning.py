@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import times
-from pymc_dp.privacy.guarantee import Guarantee, describe
+from pymc_dp.privacy.guarantee import Guarantee, at_most, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noisy_sum import acceptance_at_equal_density
@@ -51,7 +51,7 @@ class Plan:
             rows.append(("Releases", f"{event.count * iterations:,} {describe(event)}"))
         rows.append(("Cost of the run", f"ε = {g.epsilon:.6g} at δ = {g.delta:.3g}"))
         if g.neighbours != SUBSTITUTE_ONE.name:
-            of_both = f"ε = {g.epsilon_substitute_one:.6g} at δ = {g.delta:.3g}"
+            of_both = f"ε = {at_most(g.epsilon_substitute_one)} at δ = {g.delta:.3g}"
             rows.append((f"Under {SUBSTITUTE_ONE.name}", of_both))
         rows += [
             ("Cost of one draw alone", self._cost_of_one()),

@@ -40,6 +40,14 @@ def describe(event: Event) -> str:
     return f"{type(event).__name__.lower()}, noise multiplier {event.noise_multiplier:.6g}"
 
 
+def at_most(epsilon: float) -> str:
+    """ε in four digits, rounded up: what is stated must hold."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
+    return f"{math.ceil(epsilon / unit) * unit:.4g}"
+
+
 def accountant_of(events: Iterable[Event]) -> str:
     """How :func:`~pymc_dp.privacy.accounting.composed_epsilon` adds such events up."""
     kinds = {type(e) for e in events}
@@ -198,7 +206,7 @@ class Guarantee:
         if self.n_units is None:
             about = (
                 f"adding or removing {self.unit}, of which it is not told how many there are, and "
-                f"({self.epsilon_substitute_one:.4g}, {self.delta:.3g})-differentially private with respect "
+                f"({at_most(self.epsilon_substitute_one)}, {self.delta:.3g})-differentially private with respect "
                 "to replacing one"
             )
         else:

@@ -12,7 +12,7 @@ from pymc_dp.compat import groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing
 from pymc_dp.privacy.events import from_json, to_json
-from pymc_dp.privacy.guarantee import describe
+from pymc_dp.privacy.guarantee import at_most, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
 from pymc_dp.report.facts import Facts
@@ -100,7 +100,7 @@ class PrivacyReport(Facts):
             ("Accountant", self.accountant),
         ]
         if self.relation != SUBSTITUTE_ONE.name:
-            guarantee = f"ε = {self.epsilon_substitute_one:.6g}, δ = {self.delta:.3g}"
+            guarantee = f"ε = {at_most(self.epsilon_substitute_one)}, δ = {self.delta:.3g}"
             rows.insert(2, (f"Under {SUBSTITUTE_ONE.name}", guarantee))
         if self.added:
             rows.insert(2, ("Not covered", ", ".join(self.added) + ": added after the release"))

@@ -91,7 +91,7 @@ def in_plain_words(report: Facts) -> list[str]:
             "were not in the data, or one more were, whoever it is",
             "whether one unit is in the data or not",
             "that it is",
-            f"comes or goes (when one is replaced, ε = {report.epsilon_substitute_one:.4g})",
+            f"comes or goes (when one is replaced, ε = {at_most(report.epsilon_substitute_one)})",
         )
     return [
         f"{source} What is published would look much the same if {report.unit} {change} and whatever "

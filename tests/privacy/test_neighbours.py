@@ -13,6 +13,7 @@ from pymc_dp.federated import Owner
 from pymc_dp.privacy.accounting import gaussian_mu
 from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import BarkerBatch, Gaussian, PoissonGaussian
+from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.histogram import counts_of, noisy_counts
 from pymc_dp.privacy.kept_sum import KeptSum, direction
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE, neighbours_named
@@ -142,7 +143,13 @@ def test_both_costs_against_another_accountant(epsilon, compiled):
     replaced = get_epsilon_gaussian(1 / (2 * mu), 1e-6)
     assert promised.epsilon_substitute_one == pytest.approx(replaced, rel=1e-5)
     assert promised.epsilon_substitute_one > promised.epsilon
-    assert f"{promised.epsilon_substitute_one:.4g}" in promised.sentence
+    assert at_most(promised.epsilon_substitute_one) in promised.sentence
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.99991, 1.0, 2.1231, 9.9999, 12345.6])
+def test_a_stated_epsilon_is_rounded_up(epsilon):
+    assert epsilon * (1 - 1e-12) <= float(at_most(epsilon)) <= epsilon * 1.0011
+    assert at_most(math.inf) == "inf"
 
 
 def test_a_run_under_substitution_states_nothing_of_the_other(compiled):
