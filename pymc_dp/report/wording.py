@@ -7,6 +7,7 @@ from scipy.stats import norm
 
 from pymc_dp.privacy.accounting import gaussian_mu
 from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, Pure
+from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.neighbours import neighbours_named
 from pymc_dp.report.facts import Facts
 

@@ -172,14 +172,15 @@ class _OnGrid:
         return float(np.interp(q, np.cumsum(self.mass), self.points + step / 2))
 
 
-def test_without_noise_it_is_plain_metropolis(quiet, fast):
-    """Same randomness, same path, draw by draw."""
+@pytest.mark.parametrize("neighbours", ["substitute-one", "add-or-remove"])
+def test_without_noise_it_is_plain_metropolis(neighbours, quiet, fast):
+    """Same randomness, same path, draw by draw; n is used, or one of the sums."""
     rng = np.random.default_rng(2)
     y = rng.normal(1, 2, size=50)
     model = normal(y)
     step = dp.DPExponentialFamily(
         noise_multiplier=0, scale=0.3, chains=1, draws=300, bounds=(-9, 9), noise_source=dp.InsecureSeededNoise(0),
-        model=model, **fast,
+        neighbours=neighbours, delta=1e-6, model=model, **fast,
     )  # fmt: skip
     seed = np.random.default_rng(42)
     idata = pm.sample(300, tune=0, chains=1, step=step, random_seed=seed, model=model, **quiet)
