@@ -77,26 +77,22 @@ def refuse_private_outside_likelihood(
     return taken_as_public
 
 
-def refuse_size_outside_likelihood(
-    model: pm.Model, record_data: Sequence[RecordData], record_dims: frozenset[str]
-) -> None:
-    """Refuse priors and the like that read the number of records off the data, where it is private.
+def refuse_size_outside_likelihood(model: pm.Model, n: int, record_dims: frozenset[str]) -> None:
+    """Refuse priors and the like that read n, the number of records, off the data, where it is private.
 
     Raises
     ------
     UnsupportedModelError
     """
-    private = {leaf.variable for leaf in record_data if leaf.private}
     for det in model.deterministics:
         if record_dims & set(model.named_vars_to_dims.get(det.name, ())):
             _refuse_size(f"The Deterministic {det.name!r}")
-    names = {leaf.name for leaf in record_data if leaf.private}
     lengths = {model.dim_lengths[dim] for dim in record_dims if dim in model.dim_lengths}
     for what, graph, _ in _public_graphs(model):
         blockers = [rv for rv in model.free_RVs if rv is not graph]
-        # Graphs of initial values hold copies, so that data and lengths are known by their names, too.
+        # Graphs of initial values hold copies, so that data are known by their size and lengths by their names.
         told = any(
-            shape.owner.inputs[0] in private or shape.owner.inputs[0].name in names
+            n in values_of(shape.owner.inputs[0]).shape
             for shape in shapes_of_data([graph], blockers)
         ) or any(
             v in lengths or v.name in record_dims for v in ancestors([graph], blockers=blockers)

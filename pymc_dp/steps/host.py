@@ -134,9 +134,7 @@ class PrivateStep(BlockedStep):
         self.roles = in_model if shards is None else shards.roles(self.model, in_model)
         check_units(self.roles.n_units)
         if not self.run.neighbours.public_size:
-            refuse_size_outside_likelihood(
-                self.model, self.roles.record_data, self.roles.record_dims
-            )
+            refuse_size_outside_likelihood(self.model, in_model.n_records, in_model.record_dims)
         self.vars = all_value_vars(self.model, vars, given["blocked"])
         self.run.open_account(given["delta"], self.roles.n_units)
         self.run_id, self.iterations = self.run.run_id, self.run.iterations
