@@ -336,7 +336,7 @@ def test_the_models_own_records_stay_here():
     [
         ("raises", dp.ShardError, r"load\(1\) failed"),
         ("missing", dp.ShardError, r"load\(1\) failed"),
-        ("short", dp.ShardError, "'X' must be an array of float64 and of shape"),
+        ("short", dp.ShardError, "'X' must be an array of float64 with the shape"),
         ("text", dp.ShardError, "'Y' must be an array"),
         ("nan", dp.UnsupportedModelError, "'X' contains NaN"),
         ("lagged", dp.UnsupportedModelError, "shifted by 1"),

@@ -407,14 +407,14 @@ def test_the_anchor_spends_its_purse_and_no_more():
 def test_the_anchor_is_a_function_of_releases_alone(monkeypatch):
     """Other data, the same released numbers: the same anchor, to the last bit."""
 
-    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise):
+    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours):
         for _ in parts:
             pass
         permit.take(Gaussian(noise_multiplier))
         rng = np.random.default_rng(int(np.float64(bound).view(np.int64)) % 2**32)
         return rng.normal(size=dimension) * bound
 
-    def counted(counts, *, noise_multiplier, permit, noise):
+    def counted(counts, *, noise_multiplier, permit, noise, neighbours):
         counts()
         permit.take(Gaussian(noise_multiplier))
 
