@@ -75,7 +75,7 @@ class RunSettings(TypedDict, total=False):
 _DEFAULTS: dict[str, Any] = dict.fromkeys(RunSettings.__annotations__) | {
     "tune": 0, "public": (), "blocked": True, "neighbours": SUBSTITUTE_ONE.name,
 }  # fmt: skip
-_FIRST = ("draws", "tune", "chains", "epsilon", "delta")
+_FIRST = ("draws", "tune", "chains", "epsilon", "delta", "neighbours")
 
 
 _REQUIRED = tuple(sorted(RunSettings.__required_keys__))
