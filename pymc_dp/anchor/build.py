@@ -11,7 +11,7 @@ from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.search import Search, find_mode
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.linalg import Vector, floored, power
+from pymc_dp.linalg import Vector, power
 from pymc_dp.records.measurements import Measurements
 
 
@@ -88,14 +88,16 @@ class _Run:
     def first(self, search: Search) -> None:
         """The first look, so that the next is within about one sd."""
         s, looks = SETTINGS, self.looks
-        assert search.P is not None
         self.place, self.P, t1 = search.theta, search.P, search.t1
         self.found += search.looks
         share = float(np.clip(t1**2, *s.first_look))
         frames = [power(self.P, -0.5), np.diag(self.scales)]
-        V, b, excess = looks.choose(self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept)
+        chosen = looks.choose(
+            self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept,
+            0.0 if looks.poor else looks.fine,
+        )  # fmt: skip
         for_hessian = max(s.hessian_part[0], s.hessian_of_first * share)
-        self.found.append(looks.look(self.place, V, b, share, for_hessian, s.hessians_kept, excess))
+        self.found.append(looks.look(self.place, chosen, share, for_hessian, s.hessians_kept))
         self._t = t1 / math.sqrt(share)
         self._move()
 
@@ -113,33 +115,44 @@ class _Run:
         """The frame and the bound for all that is left, and how noise is best divided."""
         looks, s, d = self.looks, SETTINGS, len(self.place)
         frames = [power(self.P, -0.5), np.diag(self.scales), middle_frame(self.P, self.scales)]
-        share, bins = looks.fine, looks.bins_for(looks.fine)
-        self.V, self.b, self.excess = looks.choose(self.place, frames, self.P, share, 0.8, bins)
-        inverse = np.linalg.inv(self.V)
+        share = looks.fine
+        self.chosen = looks.choose(
+            self.place, frames, self.P, looks.cheap, 0.8, 2, for_count=s.final_count, finely=share
+        )
+        V, b, _, long = self.chosen
+        inverse = np.linalg.inv(V)
         X = inverse @ power(self.P, -0.5)
         size = float(np.trace(X.T @ X)) / d
         noise = self.measure.noise_sd
-        self.t1 = noise(self.b, 1.0) * math.sqrt(size)
-        sizes = looks.hessian_sizes(self.place, self.V, share / 2)
-        self.a1 = noise(looks.bound(sizes, 0.05, s.hessians_kept), 1.0) * size
+        self.t1 = noise(b, 1.0) * math.sqrt(size)
+        sizes = looks.hessian_sizes(self.place, V, share / 2)
+        C = looks.hessian_bound(sizes, 0.05, s.hessians_kept, long)
+        self.a1 = noise(C, 1.0) * size
 
     def last(self, third: bool) -> None:
         """A look with half of what is left, or with all of it."""
         s, d = SETTINGS, len(self.place)
         left = 1 - self.measure.spent
-        share = (left if third else left / 2) - self.looks.cheap
+        share = (left if third else left / 2) - self.looks.fine / 2
         # How far the mode is from the place, by what is known, in posterior sds: there the curvature's noise acts.
         distance = math.sqrt(d) * min(self.t1 / math.sqrt(0.4) if third else self._t, 5 * self.t1)
         ratio = self.a1 * distance * math.sqrt((1 + 1 / d) / 2) / self.t1
         least, most = (part * share for part in s.hessian_part)
         known = (self.a1 / 0.1) ** 2 / 2  # by then a curvature is known to a tenth
-        for_hessian = float(np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most))
+        for_hessian = float(
+            np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most)
+        )
         if third:
             pool = self._pool_here()
             self._predicted = pool.law.beta, pool.noise_at(np.zeros(d))
         self.found.append(
             self.looks.look(
-                self.place, self.V, self.b, share - for_hessian, for_hessian, s.hessians_kept, self.excess,
+                self.place,
+                self.chosen,
+                share - for_hessian,
+                for_hessian,
+                s.hessians_kept,
+                self.looks.fine / 2,
             )
         )
         self.last_place = self.place
@@ -164,7 +177,16 @@ class _Run:
         """The prior, for all that was learnt."""
         zero, at = np.zeros((len(self.start),) * 2), self.start
         r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
-        return Anchor(r, np.diag(self.scales), math.nan, math.nan, math.nan, np.zeros(len(at)), len(search.looks), False)
+        return Anchor(
+            r,
+            np.diag(self.scales),
+            math.nan,
+            math.nan,
+            math.nan,
+            np.zeros(len(at)),
+            len(search.looks),
+            False,
+        )
 
 
 def prior_scales(log_public: PublicLogDensity, start: Vector) -> Vector:

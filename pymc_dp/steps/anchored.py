@@ -110,7 +110,7 @@ class DPAnchored(PrivateStep):
         except UnsupportedModelError as error:
             raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
         self.anchor: Anchor | None = None
-        self._draws: Vector | None = None
+        self._draws: Any = None
 
     def build_anchor(self) -> Anchor:
         """Release what the law is made of, once, and draw from it; all chains of the run share it.
@@ -197,6 +197,5 @@ class DPAnchored(PrivateStep):
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         self.build_anchor()
-        assert self._draws is not None
         drawn = self._draws[self.slot, permit.iteration]
         return drawn, {"accepted": True, "accept_rate": 1.0, "scale": math.nan}
