@@ -41,11 +41,6 @@ def build_anchor(
     -------
     Anchor
 
-    Raises
-    ------
-    LinAlgError
-        If the noisy equations have no solution.
-
     Notes
     -----
     **Releases**, each of a function of one unit's record and of earlier releases: histograms, counts, sums of
@@ -54,18 +49,21 @@ def build_anchor(
     Gaussian release of the budget's multiplier.
     """
     run = _Run(measure, log_public, start, tempering)
-    on_progress("searching for the mode")
-    search = find_mode(run.looks, log_public, start, on_progress)
-    if search.P is None or search.lost:
-        return run.nothing(search)
-    on_progress("a first look there")
-    run.first(search)
-    on_progress("choosing clipping bounds for good")
-    run.settle()
-    for k in ("second", "third"):
-        on_progress(f"measuring the gradient, {k} look")
-        run.last(k == "third")
-    return run.anchor(search)
+    try:
+        on_progress("searching for the mode")
+        search = find_mode(run.looks, log_public, start, on_progress)
+        if search.lost:
+            return run.nothing()
+        on_progress("a first look there")
+        run.first(search)
+        on_progress("choosing clipping bounds for good")
+        run.settle()
+        for which in ("second", "third"):
+            on_progress(f"measuring the gradient, {which} look")
+            run.last(which == "third")
+        return run.anchor(search)
+    except (np.linalg.LinAlgError, OverflowError):  # of released numbers
+        return run.nothing()
 
 
 class _Run:
@@ -173,28 +171,17 @@ class _Run:
             rounds=len(search.looks), arrived=True,
         )  # fmt: skip
 
-    def nothing(self, search: Search) -> Anchor:
+    def nothing(self) -> Anchor:
         """The prior, for all that was learnt."""
-        zero, at = np.zeros((len(self.start),) * 2), self.start
+        at, zero = self.start, np.zeros((len(self.start),) * 2)
         r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
         return Anchor(
-            r,
-            np.diag(self.scales),
-            math.nan,
-            math.nan,
-            math.nan,
-            np.zeros(len(at)),
-            len(search.looks),
-            False,
-        )
+            posterior=r, W=np.diag(self.scales), gradient_clip=math.nan, hessian_clip=math.nan,
+            surprise=math.nan, off=np.zeros(len(at)), rounds=0, arrived=False,
+        )  # fmt: skip
 
 
 def prior_scales(log_public: PublicLogDensity, start: Vector) -> Vector:
     """Standard deviations of the prior, about, of every parameter; 1 where it has none."""
     precision = -np.diag(log_public.hessian(start))
     return np.where(precision > 0, 1 / np.sqrt(np.maximum(precision, 1e-300)), 1.0)
-
-
-def prior_precision(log_public: PublicLogDensity, theta: Vector, W: Vector) -> Vector:
-    r""":math:`W^\top \Lambda W`, Λ minus the Hessian of the log prior at `theta`."""
-    return -W.T @ log_public.hessian(theta) @ W

@@ -98,7 +98,7 @@ class Posterior:
     @cached_property
     def _moved(self) -> tuple[Vector, Vector]:
         C = np.linalg.inv(self.exact)
-        return C @ self.law.S @ C, C
+        return np.asarray(C @ self.law.S @ C), np.asarray(C)
 
     @property
     def tilts(self) -> Vector:
@@ -215,7 +215,7 @@ def pooled(
     noise = np.array([look.curvature_sd_in(W) for look in looks])
     weights = 1 / (noise**2 + change)
     weights /= weights.sum()
-    A = sum(w * look.curvature for w, look in zip(weights, looks, strict=True))
+    A = np.sum([w * look.curvature for w, look in zip(weights, looks, strict=True)], axis=0)
     if least is None or prior is None:
         J = _surely(A, looks, weights)
     else:

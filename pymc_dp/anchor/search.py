@@ -78,7 +78,7 @@ class Search:
         values = np.linalg.eigvalsh(R @ P_new @ R)
         self.change = float(max(values[-1], 1 / values[0])) if self.P is not None else math.inf
         P = P_new
-        C = np.linalg.inv(P)
+        C: Vector = np.asarray(np.linalg.inv(P))
         noise = math.sqrt(float(np.trace(C @ look.covariance)))
         self.error = noise / math.sqrt(d)
         slope = self._log_public.gradient(self.theta)
