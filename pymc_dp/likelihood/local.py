@@ -139,7 +139,7 @@ class LocalDerivatives:
         return self._chunked(psi, lambda *given: self._gradient(*given).T, (self.q,))
 
     def hessians(self, psi: Psi) -> Iterator[Local]:
-        """Hessians, shape (units, q, q); 0 between the tables, which nothing asks for."""
+        """Hessians, shape (units, q, q)."""
         return self._chunked(psi, self._entries, (self.q, self.q))
 
     def _chunked(self, psi: Psi, evaluate: Any, shape: tuple[int, ...]) -> Iterator[Local]:
@@ -163,17 +163,11 @@ class LocalDerivatives:
         ]
 
     def _entries(self, *given: Any) -> Vector:
-        e, table = np.eye(self.q), self._table_of_entry
+        e = np.eye(self.q)
         H = np.zeros((self.q, self.q, len(given[1])))
         for i, j in zip(*np.tril_indices(self.q), strict=True):
-            if table[i] == table[j] or table[j] < 0:
-                H[i, j] = H[j, i] = self._entry(e[i], e[j], *given)
+            H[i, j] = H[j, i] = self._entry(e[i], e[j], *given)
         return np.moveaxis(H, -1, 0)
-
-    @property
-    def _table_of_entry(self) -> NDArray[np.int64]:
-        columns = [columns for _, columns in self.shapes]
-        return np.repeat(np.arange(-1, len(columns)), [self.p, *columns])
 
 
 def _part(vector: Variable, start: int, like: Variable) -> Variable:

@@ -8,6 +8,7 @@ are, and it is :class:`clipped and summed <pymc_dp.privacy.clipping.Sparse>` wit
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -117,7 +118,7 @@ class GroupGradient(_Question):
 
 @dataclass(frozen=True, eq=False)
 class GroupHessian(_Question):
-    r"""A part of :math:`-T` times the Hessian in a frame: of φ, of every row alone, or between φ and rows.
+    r"""A part of :math:`-T` times the Hessian in a frame: of φ, of rows, between both, or between tables.
 
     What is 0 for every unit is not released, and gets no noise.
 
@@ -125,14 +126,14 @@ class GroupHessian(_Question):
     ----------
     psi, frame, tempering
         As in :class:`GroupGradient`.
-    part : {"common", "rows", "cross"}
-        As vectors: :math:`p(p+1)/2` numbers; for every row r (r + 1)/2; for
-        every row r p.
+    part : {"common", "rows", "cross", "tables"}
+        As vectors: :math:`p(p+1)/2` numbers; for every row of r numbers r (r + 1)/2; for every row r p; for
+        two tables, r of the one times r of the other, all rows together.
     """
 
     psi: Psi
     frame: Frame
-    part: Literal["common", "rows", "cross"]
+    part: Literal["common", "rows", "cross", "tables"]
     tempering: float = 1.0
 
     @property
@@ -147,12 +148,18 @@ class GroupHessian(_Question):
         p = len(self.psi.common)
         if self.part == "common":
             return p * (p + 1) // 2
+        if self.part == "tables":
+            return sum(len(one) * len(other) for one, other in self._pairs)
         return sum(len(t) * size for t, size in zip(self.psi.tables, self._each, strict=True))
 
     @property
     def nonzeros(self) -> int | None:
         """How many numbers a unit has."""
-        return None if self.part == "common" else sum(self._each)
+        return sum(self._each) if self.part in ("rows", "cross") else None
+
+    @property
+    def _pairs(self) -> list[tuple[Vector, Vector]]:
+        return list(combinations(self.frame.scales, 2))
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector | Sparse]:
         """See :class:`~pymc_dp.records.questions.Question`."""
@@ -165,6 +172,12 @@ class GroupHessian(_Question):
         H, parts = chunk.values, []
         if self.part == "common":
             return as_vectors(minus * (V.T @ H[:, :p, :p] @ V))
+        if self.part == "tables":
+            columns = combinations(self.frame.columns, 2)
+            for (one, other), (c, e) in zip(self._pairs, columns, strict=True):
+                between = minus * H[:, c, e] * np.outer(one, other)
+                parts.append(between.reshape(len(H), -1))
+            return np.hstack(parts)
         for c, s in zip(self.frame.columns, self.frame.scales, strict=True):
             if self.part == "rows":
                 parts.append(as_vectors(minus * H[:, c, c] * np.outer(s, s)))
