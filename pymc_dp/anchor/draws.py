@@ -235,6 +235,12 @@ class LawModel:
             prior_sds[normal.places] = sd
         return Mode(theta, psi, prior_sds)
 
+    def groups_drawn(self, rng: np.random.Generator) -> Vector:
+        """ψ with everything at the last mode, but the normal entries drawn from the law given the rest."""
+        zeta = self._start.copy()
+        zeta[self._whitened] = rng.standard_normal(int(self._whitened.sum()))
+        return np.asarray(self._at(zeta)[1])
+
     def sample(self, draws: int, chains: int, seed: int, **keywords: Any) -> Vector:
         """Draws of θ, shape (chains, draws, d), by NUTS: of the law, exactly.
 

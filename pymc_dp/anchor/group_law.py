@@ -116,8 +116,8 @@ class Information(NamedTuple):
 def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
     """Curvatures averaged with their noise in mind, shrunk where noise is most of them, and made possible.
 
-    Of a row's block and of what couples it with φ, as much is expected as its size times what is common to
-    all rows; how far rows differ from that is estimated, too.
+    Of a row's block and of what couples it with φ, as much is expected as its size times what rows at such a
+    place have in common; how far rows differ from that is estimated, too.
     """
     frame, (p, tables) = looks[-1].frame, shape
     weights = np.array([1 / look.sd["rows"] ** 2 for look in looks])
@@ -140,11 +140,13 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
         t, unsure = shrunk_positive(
             rows[:, own, own].mean(axis=1), float(np.linalg.norm(np.diag(sds)) / r)
         )
+        # Curvature changes with the place, and with it every ratio: in groups that lie alike, alike.
+        Z = _standard(sum(w * o.psi.tables[k] for w, o in zip(weights, looks, strict=True)))
         block, variances = np.zeros_like(rows), np.zeros((groups, r))
         for c in range(r):
             for e in range(c + 1):
                 sd = float(sds[c, e]) / (1.0 if c == e else math.sqrt(2))
-                x, v = (t, unsure) if r == 1 else shrunk_ratios(rows[:, c, e], t, sd)
+                x, v = (t, unsure) if r == 1 else shrunk_ratios(rows[:, c, e], t, sd, Z)
                 block[:, c, e] = block[:, e, c] = x
                 if c == e:
                     variances[:, c] = v
@@ -161,7 +163,7 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
                     sum((w * o.sd["cross"] * a[c] * np.linalg.norm(B[:, j])) ** 2
                         for w, o, B, a in zip(weights, looks, back, ratios, strict=True))
                 )  # fmt: skip
-                between[:, c, j], doubt[:, c, j] = shrunk_ratios(x, t, sd)
+                between[:, c, j], doubt[:, c, j] = shrunk_ratios(x, t, sd, Z)
         cross.append(between / s[:, None])
         unsure_cross.append(doubt / s[:, None] ** 2)
         sizes.append(t)
@@ -185,6 +187,12 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
         sd_common,
         frame.V @ inverse_root(own),
     )
+
+
+def _standard(places: Vector) -> Vector:
+    """One, and the columns with mean 0 and variance 1."""
+    away = places - places.mean(axis=0)
+    return np.hstack([np.ones((len(places), 1)), away / (away.std(axis=0) + 1e-12)])
 
 
 def _possible(blocks: Vector, t: Vector) -> Vector:

@@ -45,6 +45,8 @@ class Curvature(NamedTuple):
 
     Parameters
     ----------
+    psi : Psi
+        Where.
     frame : Frame
     common : ndarray, shape (p, p)
     rows : list of ndarray, shape (groups, r, r)
@@ -56,6 +58,7 @@ class Curvature(NamedTuple):
         symmetric ones.
     """
 
+    psi: Psi
     frame: Frame
     common: Vector
     rows: list[Vector]
@@ -127,6 +130,7 @@ class GroupLooks:
         columns = [r for _, r in tables]
         pairs = [(r, e) for k, r in enumerate(columns) for e in columns[k + 1 :]]
         return Curvature(
+            psi,
             frame,
             as_matrix(found["common"], p) if p else np.zeros((0, 0)),
             _cut(found["rows"], [(m, r * (r + 1) // 2) for m, r in tables], columns),

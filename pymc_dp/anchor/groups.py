@@ -139,7 +139,8 @@ class _Run:
         self.prior = np.concatenate([sds, self.mode.prior_sds[shape.p :]])
         self.curvatures: list[Curvature] = []
         self.slopes: list[Slope] = []
-        self.n_looks = 0
+        self.n_looks, self.held_back = 0, np.zeros(shape.n)
+        self.rng = np.random.default_rng(0)  # public: where to look
         self.variances = np.minimum(self.prior**2, 1e6)
 
     def _share_of_counts(self, part: float) -> float:
@@ -171,8 +172,12 @@ class _Run:
         )
 
     def look(self, share: float, counts: float, kept: float) -> float:
-        """Look where ψ is thought to be, and think again: how far that has moved, in sds."""
-        s, psi = SETTINGS, self.mode.psi
+        """Look where ψ may be, and think again: how far that has moved, in sds.
+
+        Groups are drawn: at their means they would be less spread than they are, and what all records share
+        would be measured as if they were.
+        """
+        s, psi = SETTINGS, self.model.groups_drawn(self.rng) + self.held_back
         at, shape, before = self.shape.psi(psi), self.shape, self.measure.spent
         parts = {"rows": s.rows, "cross": s.cross, "common": s.common, "tables": s.tables}
         self.curvatures.append(
@@ -185,7 +190,7 @@ class _Run:
         self.slopes.append(self.looks.slope(psi, at, frame, rest, kept, counts))
         self.frame = Frame(information.V, tuple(1 / np.sqrt(w) for w in self._per_unit(information)))
         self.n_looks += 1
-        return self._think(information, psi)
+        return self._think(information)
 
     def _per_unit(self, information: Information) -> list[Vector]:
         """Information of a record about the entries of its row, on average."""
@@ -212,9 +217,10 @@ class _Run:
         )
         return Frame(information.V / math.sqrt(of_common * total or 1.0), scales)
 
-    def _think(self, information: Information, psi: Vector) -> float:
+    def _think(self, information: Information) -> float:
         """The law of all looks that count, and its mode: as far away as it may be trusted."""
         s, shape, n = SETTINGS, self.shape, self.measure.n_units
+        psi = self.mode.psi + self.held_back
         mode, prior = psi, self.prior
         variances = self.variances
         for _ in range(s.guesses):
@@ -228,7 +234,5 @@ class _Run:
         moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
         if not moved < math.inf:
             raise SearchLost(f"look {self.n_looks} led nowhere")
-        longest = s.trust * self.root_n
-        if moved > longest:
-            self.mode = self.mode._replace(psi=psi + step * (longest / moved))
+        self.held_back = step * (min(1.0, s.trust * self.root_n / max(moved, 1e-300)) - 1)
         return moved

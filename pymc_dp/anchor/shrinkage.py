@@ -36,11 +36,11 @@ def shrunk_positive(x: Vector, sd: float) -> tuple[Vector, Vector]:
     return plain * x + (1 - plain) * first, plain * sd * sd + (1 - plain) * second
 
 
-def shrunk_ratios(x: Vector, t: Vector, sd: float) -> tuple[Vector, Vector]:
+def shrunk_ratios(x: Vector, t: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
     r"""Numbers :math:`x_k = t_k \rho_k` that were seen with noise: posterior means and variances.
 
-    Under :math:`\rho_k \sim \mathcal N(\bar\rho, V)`, with V the most likely of some: moments would let
-    the few largest groups decide.
+    Under :math:`\rho_k \sim \mathcal N(z_k^\top \gamma, V)`, averaged over V as far as it is likely: moments would
+    let the few largest groups decide, and the most likely V, which may be 0, would make all of this sure.
 
     Parameters
     ----------
@@ -49,16 +49,21 @@ def shrunk_ratios(x: Vector, t: Vector, sd: float) -> tuple[Vector, Vector]:
         Sizes of the groups, positive.
     sd : float
         Standard deviation of the noise in each.
+    Z : ndarray, shape (groups, k)
+        What ratios may depend on.
     """
     noise, unit = sd * sd, float(np.sqrt(np.mean(t**2)))
     spreads = (_CANDIDATES * max(np.abs(x).mean() / unit, sd / unit)) ** 2
-    likelihoods, means = [], []
+    found = []
     for V in spreads:
         total = t**2 * V + noise + 1e-300
-        mean = float((x * t / total).sum() / (t * t / total).sum())
-        means.append(mean)
-        likelihoods.append(-float((np.log(total) + (x - t * mean) ** 2 / total).sum()) / 2)
-    best = int(np.argmax(likelihoods))
-    V, mean = spreads[best], means[best]
-    total = t**2 * V + noise + 1e-300
-    return t * mean + t**2 * V / total * (x - t * mean), t**2 * V * noise / total
+        X = Z * (t / total)[:, None]
+        gamma = np.linalg.lstsq(X.T @ (Z * t[:, None]), X.T @ x, rcond=None)[0]
+        common = t * (Z @ gamma)
+        fit = -float((np.log(total) + (x - common) ** 2 / total).sum()) / 2
+        found.append((fit, common + t**2 * V / total * (x - common), t**2 * V * noise / total))
+    weights = np.exp(np.array([fit for fit, _, _ in found]) - max(fit for fit, _, _ in found))
+    weights /= weights.sum()
+    means, variances = (np.array([one[k] for one in found]) for k in (1, 2))
+    mean = weights @ means
+    return mean, weights @ (variances + (means - mean) ** 2)
