@@ -96,6 +96,8 @@ class LawModel:
     shape : Shape
     common_sds : ndarray, shape (p,)
         Of φ, about, in the prior.
+    table_names : list of str
+        Free variables that are as long as each table, or as its columns together.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class LawModel:
             "scale": np.ones(d), "origin": parameters.start, "centre": np.zeros(n),
             "linear": np.zeros(n), "precision": np.zeros(n), "pull": np.zeros(n),
             "U": np.zeros((n, 1)), "M": np.zeros((1, 1)),
+            "coupling": np.zeros((n, shape.p)), "common": np.zeros(shape.p),
         }  # fmt: skip
         for k, (groups, columns) in enumerate(shapes):
             numbers[f"block_{k}"] = np.zeros((groups, columns, columns))
@@ -134,12 +137,16 @@ class LawModel:
         of = self._numbers
         zeta = pt.vector("zeta", shape=(d,))
         point, jacobian, prior_sds = of["origin"] + of["scale"] * zeta, pt.zeros(()), []
+        (common,) = clone_replace([psi[0]], {theta: point}, rebuild_strict=False)
+        if not self._is_apart(theta, psi[0]):
+            common = of["common"]
+        pull = of["pull"] - of["coupling"] @ (common - of["common"])
         for normal in self._normals:
             A, D, mean, sd = clone_replace(list(normal[2:]), {theta: point}, rebuild_strict=False)
             own = of["precision"][normal.places]
             precision = sd**-2 + own
-            best = (mean / sd**2 + own * of["centre"][normal.places] + of["pull"][normal.places]) / precision
-            z = (best + zeta[normal.inside] / pt.sqrt(precision) - A) / D
+            best = mean / sd**2 + own * of["centre"][normal.places] + pull[normal.places]
+            z = (best / precision + zeta[normal.inside] / pt.sqrt(precision) - A) / D
             jacobian -= pt.sum(pt.log(pt.abs(D)) + pt.log(precision) / 2)
             point = pt.concatenate([point[: normal.inside.start], z, point[normal.inside.stop :]])
             prior_sds.append(sd)
@@ -160,8 +167,19 @@ class LawModel:
         own = rewrite_pregrad(own)
         self._value = pm.compile([zeta], [own, pytensor.grad(own, zeta)], **keywords)
         self._at = pm.compile([zeta], [point, u + of["centre"], *prior_sds], **keywords)
+        self.table_names = [
+            ", ".join(rv.name for rv in model.free_RVs if rv in whose)
+            for whose in (_as_long(parameters, sources) for sources in tables)
+        ]
         self._start = np.zeros(d)
         self.common_sds = self._prior_sds()[: shape.p]
+
+    def _is_apart(self, theta: Variable, common: Variable) -> bool:
+        """Whether φ does not depend on what is whitened."""
+        function = pytensor.function([theta], common, mode="FAST_COMPILE", on_unused_input="ignore")
+        here = self.parameters.start
+        moved = here + self._whitened * np.random.default_rng(0).normal(size=len(here))
+        return np.array_equal(function(here), function(moved))
 
     def _prior_sds(self) -> Vector:
         """Of ψ at the start, to first order in the free variables that are not whitened."""
@@ -191,9 +209,13 @@ class LawModel:
         """
         of, own = self._numbers, K.diagonal
         theta, psi, *_ = self._at(self._start)
-        # What the law says of an entry if all others are where they were last.
-        pull = linear - K @ (psi - centre) + own * (psi - centre)
-        for name, x in {"centre": centre, "linear": linear, "U": K.U, "M": K.M, "pull": pull}.items():
+        # What the law says of an entry if all others, but φ, are where they were last.
+        pull, p = linear - K @ (psi - centre) + own * (psi - centre), self.shape.p
+        new = {
+            "centre": centre, "linear": linear, "U": K.U, "M": K.M, "pull": pull,
+            "coupling": K @ np.eye(len(own), p), "common": psi[:p],
+        }  # fmt: skip
+        for name, x in new.items():
             of[name].set_value(x)
         of["precision"].set_value(np.maximum(own, 0.0))
         for k, block in enumerate(K.blocks):
@@ -257,7 +279,7 @@ class LawModel:
             sampled = pm.sample(
                 draws, chains=chains, random_seed=seed, model=model,
                 **{"tune": 500, "cores": 1, "progressbar": False, "init": "adapt_diag",
-                   "compute_convergence_checks": False, **keywords},
+                   "compute_convergence_checks": False, "quiet": True, **keywords},
             )  # fmt: skip
         zetas = groups_of(sampled)["posterior"]["zeta"].values
         flat = [self._at(zeta)[0] for zeta in zetas.reshape(-1, zetas.shape[-1])]
@@ -295,6 +317,11 @@ def _normals(
             column += width
         first += groups * columns
     return [found[rv] for rv in model.free_RVs if rv in found]
+
+
+def _as_long(parameters: ParameterSpace, sources: Sequence[Variable]) -> set[Variable]:
+    model, shapes = parameters.model, {s.type.shape for s in sources}
+    return {rv for rv in model.free_RVs if parameters.shapes[model.rvs_to_values[rv].name] in shapes}
 
 
 def _could_be(parameters: ParameterSpace, rv: Variable, source: Variable) -> bool:

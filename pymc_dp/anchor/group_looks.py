@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pymc_dp.anchor.looks import balanced_bound
 from pymc_dp.likelihood.local import Psi
 from pymc_dp.linalg import Vector, as_matrix
+from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.grouped import Frame, GroupGradient, GroupHessian
 from pymc_dp.records.measurements import Measurements
 
@@ -123,8 +123,7 @@ class GroupLooks:
             question = GroupHessian(psi, frame, part, self._tempering)
             part_share = share * split[part] / total
             sizes = self.measure.histogram(question, self._counts)
-            z = self.measure.multiplier(part_share)
-            bound = max(1.05 * sizes.quantile(kept), balanced_bound(sizes, z))
+            bound = self._bound(sizes, part_share, kept)
             found[part], sd[part] = self.measure.sum(question, bound, part_share)
         p, tables = self.shape
         columns = [r for _, r in tables]
@@ -158,8 +157,7 @@ class GroupLooks:
         """Gradient at ψ, for `share`; its bound by a histogram of its own, for `counts`."""
         question = GroupGradient(psi, frame, self._tempering)
         sizes = self.measure.histogram(question, counts)
-        bound = balanced_bound(sizes, self.measure.multiplier(share))
-        bound = max(bound, 1.05 * sizes.quantile(kept)) if kept else bound
+        bound = self._bound(sizes, share, kept)
         released, sd = self.measure.sum(question, bound, share)
         common, *tables = self.shape.parts(released)
         back = np.linalg.inv(frame.V)
@@ -171,6 +169,14 @@ class GroupLooks:
             sd**2 * back.T @ back,
             np.concatenate([np.ravel((sd / s) ** 2) for s in scales]),
         )
+
+    def _bound(self, sizes: PrivateHistogram, share: float, kept: float) -> float:
+        """Balances noise and what is clipped, if all of that points one way; not below a quantile."""
+        candidates = np.geomspace(sizes.quantile(0.5) / 2, sizes.largest, 100)
+        unit = self.measure.noise_sd(1.0, share)
+        costs = [(unit * b) ** 2 + sizes.excess(b) ** 2 for b in candidates]
+        least = 1.05 * sizes.quantile(kept) if kept else 0.0
+        return max(float(candidates[int(np.argmin(costs))]), least)
 
 
 def _cut(

@@ -145,7 +145,7 @@ class _Run:
 
     def _share_of_counts(self, part: float) -> float:
         """What a histogram with this noise costs."""
-        at_one = math.sqrt(2) * self.measure.multiplier(1.0) / (part * self.measure.n_units)
+        at_one = self.measure.count_sd(1.0) / (part * self.measure.n_units)
         return float(np.clip(at_one**2, 2e-5, 0.002))
 
     def all(self, on_progress: Callable[[str], None]) -> GroupPosterior:

@@ -128,6 +128,14 @@ class Measurements(Protocol):
         """Noise standard deviation / sensitivity of a release that costs `share`."""
         ...
 
+    def noise_sd(self, bound: float, share: float) -> float:
+        """Standard deviation of the noise in every entry of a :meth:`sum`."""
+        ...
+
+    def count_sd(self, share: float) -> float:
+        """Standard deviation of the noise in every bin of a :meth:`histogram`."""
+        ...
+
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """Noisy sum of the units' clipped terms, and the noise's standard deviation in each entry."""
         ...
@@ -162,6 +170,14 @@ class PaidMeasurements:
     def multiplier(self, share: float) -> float:
         """See :class:`Measurements`."""
         return self._purse.multiplier(share)
+
+    def noise_sd(self, bound: float, share: float) -> float:
+        """See :class:`Measurements`."""
+        return noise_sd(bound, self.multiplier(share))
+
+    def count_sd(self, share: float) -> float:
+        """See :class:`Measurements`."""
+        return count_sd(self.multiplier(share))
 
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`Measurements`."""

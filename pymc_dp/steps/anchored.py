@@ -20,7 +20,7 @@ normal approximation invariant, and random walks, at random.
 import logging
 import math
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -47,9 +47,10 @@ from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.progress import doing, tell
-from pymc_dp.records.measurements import PaidMeasurements
+from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
+from pymc_dp.steps.grouped import draw_groups, has_groups, law_model
 from pymc_dp.steps.host import PrivateStep, PrivateStepState
 from pymc_dp.steps.run import RunSettings, remember
 from pymc_dp.steps.statistics import STATS
@@ -128,6 +129,21 @@ class DPAnchored(PrivateStep):
         self._tempering = fraction("tempering", tempering, one_allowed=True)
         super().__init__(vars, instead={}, shards=shards, **run)
         d = self.compiled.d
+        self.u = np.zeros(d)
+        self.anchor: Anchor | None = None
+        self._drawn: Vector | None = None
+        self.stats_dtypes_shapes = {
+            **STATS,
+            "unadjusted": (np.dtype((np.float64, self.u.shape)), list(self.u.shape)),
+        }
+        # The host reads both.
+        self.stats_dtypes = [{k: dtype for k, (dtype, _) in self.stats_dtypes_shapes.items()}]
+        self._grouped = has_groups(self.compiled)
+        if self._grouped:
+            self._z_anchor = self.run.multiplier_of_one() * (1 + 2.0**-40)
+            self.pays(once=(Gaussian(self._z_anchor),), settings={"tempering": self._tempering})
+            self._curator = self._differentiable(lambda: self.curator(local=True))
+            return
         if d * (d + 1) // 2 > MAX_DIMENSION:
             raise NoAnchorError(
                 f"DPAnchored needs the Hessian in all {d} parameters, and these are too many. If there is "
@@ -147,19 +163,14 @@ class DPAnchored(PrivateStep):
                 "tempering": self._tempering,
             },
         )
+        self._curator = self._differentiable(lambda: self.curator(derivatives=2))
+
+    def _differentiable(self, curator: Callable[[], Curator]) -> Curator:
         _ = self.compiled.likelihood  # what it lacks, other samplers miss too
         try:
-            self._curator = self.curator(derivatives=2)
+            return curator()
         except UnsupportedModelError as error:
             raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
-        self.anchor: Anchor | None = None
-        self.u = np.zeros(d)
-        self.stats_dtypes_shapes = {
-            **STATS,
-            "unadjusted": (np.dtype((np.float64, self.u.shape)), list(self.u.shape)),
-        }
-        # The host reads both.
-        self.stats_dtypes = [{k: dtype for k, (dtype, _) in self.stats_dtypes_shapes.items()}]
 
     # -- the anchor ---------------------------------------------------------------------------
 
@@ -204,8 +215,43 @@ class DPAnchored(PrivateStep):
         return self.anchor
 
     def prepare(self) -> None:
-        """Release the anchor."""
-        self.build_anchor()
+        """Release the anchor, or the law of groups."""
+        if self._grouped:
+            self.draw_groups()
+        else:
+            self.build_anchor()
+
+    def draw_groups(self) -> Vector:
+        """Release the law of a model with many groups, once, and draw from it for all chains.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If the run does not fit the ledger.
+        """
+        if self._drawn is None:
+            law, why = law_model(self.compiled), ""  # compiled before anything is paid for
+            self.run.reserve()
+            purse = Purse(self.run.charge_first(), self._z_anchor)
+            try:
+                with np.errstate(all="ignore"), doing("Groups"):
+                    found = draw_groups(
+                        PaidMeasurements(self._curator, purse), law, tempering=self._tempering,
+                        draws=self.iterations, chains=self.run.chains, seed=self.run_id % 2**32,
+                        on_progress=lambda what: tell(f"Groups: {what}"),
+                    )  # fmt: skip
+            except SearchLost as lost:
+                why = f"{NOT_ARRIVED}: {lost}"
+            except (np.linalg.LinAlgError, OverflowError):  # of released numbers
+                why = f"{NOT_ARRIVED}: its noisy equations have no solution"
+            if why:
+                raise PrivacyError(self._give_up(why, purse.close() or self.guarantee.once))
+            for warning in found.warnings:
+                _log.warning("%s", warning)
+            self.run.guarantee = replace(self.guarantee, measured=found.measured)
+            remember(self)
+            self._drawn = found.draws
+        return self._drawn
 
     def _prepare_moves(self, anchor: Anchor) -> None:
         self._root = np.linalg.cholesky(np.linalg.inv(anchor.precision))
@@ -235,6 +281,8 @@ class DPAnchored(PrivateStep):
     def summary(self) -> list[str]:
         """See :class:`~pymc_dp.steps.host.PrivateStep`."""
         a = self.guarantee.measured
+        if self._grouped:
+            return [f"tilt {a['tilt']:.2f} posterior sds"] if "tilt" in a else []
         share = min(max(float(a["clipped_share"]), 0.0), 1.0)
         return [
             f"with nothing but privacy noise {a['expected_acceptance']:.2f}",
@@ -277,7 +325,7 @@ class DPAnchored(PrivateStep):
     # -- the chain ----------------------------------------------------------------------------
 
     def _check_unchanged(self) -> None:
-        if self.anchor is None and multiprocessing.parent_process() is not None:
+        if self.anchor is None and self._drawn is None and multiprocessing.parent_process() is not None:
             raise PrivacyConfigurationError(
                 "The chains of a run share one anchor, which must exist before they start in processes "
                 "of their own. Call `step.build_anchor()` before `pm.sample`, or use `pymc_dp.sample`, "
@@ -286,6 +334,9 @@ class DPAnchored(PrivateStep):
         super()._check_unchanged()
 
     def _start_chain(self) -> None:
+        if self._grouped:
+            self.draw_groups()
+            return
         anchor = self.build_anchor()
         # A little inside of the anchor's approximation: its tails may not be the posterior's.
         self.u = anchor.mean + 0.8 * self._root @ self.rng.standard_normal(len(anchor.mean))
@@ -307,6 +358,9 @@ class DPAnchored(PrivateStep):
         return new, log_normal(u) - log_normal(new)
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
+        if self._grouped:
+            draw = self.draw_groups()[self.slot, self.used - 1]
+            return draw, {"accepted": True, "accept_rate": 1.0, "scale": 1.0, "unadjusted": draw}
         anchor = self.build_anchor()
         info = self._move(anchor, permit)
         raw = anchor.to_theta(self.u)
