@@ -137,11 +137,11 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
         rows = sum(w * o.rows[k] * x for w, o, x in zip(weights, looks, squares, strict=True))
         sds = np.sqrt(sum((w * o.sd["rows"] * x) ** 2 for w, o, x in zip(weights, looks, squares, strict=True)))
         own = np.arange(r)
-        t, unsure = shrunk_positive(
-            rows[:, own, own].mean(axis=1), float(np.linalg.norm(np.diag(sds)) / r)
-        )
-        # Curvature changes with the place, and with it every ratio: in groups that lie alike, alike.
+        # Curvature changes with the place: in groups that lie alike, alike.
         Z = _standard(sum(w * o.psi.tables[k] for w, o in zip(weights, looks, strict=True)))
+        t, unsure = shrunk_positive(
+            rows[:, own, own].mean(axis=1), float(np.linalg.norm(np.diag(sds)) / r), Z
+        )
         block, variances = np.zeros_like(rows), np.zeros((groups, r))
         for c in range(r):
             for e in range(c + 1):
@@ -190,9 +190,10 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
 
 
 def _standard(places: Vector) -> Vector:
-    """One, and the columns with mean 0 and variance 1."""
+    """One, the columns with mean 0 and variance 1, and their squares."""
     away = places - places.mean(axis=0)
-    return np.hstack([np.ones((len(places), 1)), away / (away.std(axis=0) + 1e-12)])
+    away /= away.std(axis=0) + 1e-12
+    return np.hstack([np.ones((len(places), 1)), away, away**2])
 
 
 def _possible(blocks: Vector, t: Vector) -> Vector:

@@ -8,30 +8,37 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 _PLAIN = 5.0
 """In standard deviations of the noise: a positive number this large is taken as it is. The nodes of the
 quadrature are too coarse there."""
+_EXTREME = 0.2
+"""What is expected of a group is no further from the mean of all than this factor."""
 _CANDIDATES = np.concatenate([[0.0], np.geomspace(1e-4, 10.0, 60)])
 """Spreads of ratios, in units of their common size."""
 
 
-def shrunk_positive(x: Vector, sd: float) -> tuple[Vector, Vector]:
-    """Positive numbers that were seen with noise: posterior means and variances.
+def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
+    r"""Positive numbers that were seen with noise: posterior means and variances.
 
-    Under a log-normal law with the moments of all of them, less the noise's.
+    Under :math:`x_k = m_k r_k`, :math:`m_k = z_k^\top\gamma` by least squares, r log-normal with mean 1 and
+    the spread that all of them have beyond the noise's.
 
     Parameters
     ----------
     x : ndarray, shape (groups,)
     sd : float
         Standard deviation of the noise in each.
+    Z : ndarray, shape (groups, k)
+        What they may depend on, 1 first.
     """
-    mean = max(float(x.mean()), sd / np.sqrt(len(x)), 1e-300)
-    variance = max(float(x.var()) - sd * sd, (0.3 * mean) ** 2)
-    spread = np.sqrt(np.log1p(variance / mean**2))
-    values = np.exp(np.log(mean) - spread**2 / 2 + spread * _NODES)
+    overall = max(float(x.mean()), sd / np.sqrt(len(x)), 1e-300)
+    fitted = Z @ np.linalg.lstsq(Z, x, rcond=None)[0]
+    m = np.clip(fitted, _EXTREME * overall, overall / _EXTREME)
+    variance = max((float(np.mean((x - m) ** 2)) - sd * sd) / float(np.mean(m * m)), 0.3**2)
+    spread = np.sqrt(np.log1p(variance))
+    values = m[:, None] * np.exp(-(spread**2) / 2 + spread * _NODES)
     log_likelihood = -(((x[:, None] - values) / max(sd, 1e-300)) ** 2) / 2
     weights = np.exp(log_likelihood - log_likelihood.max(axis=1, keepdims=True)) * _WEIGHTS
     weights /= weights.sum(axis=1, keepdims=True)
-    first = weights @ values
-    second = np.maximum(weights @ values**2 - first**2, 0.0)
+    first = (weights * values).sum(axis=1)
+    second = np.maximum((weights * values**2).sum(axis=1) - first**2, 0.0)
     plain = np.clip((x / max(sd, 1e-300) - _PLAIN + 2) / 2, 0.0, 1.0)
     return plain * x + (1 - plain) * first, plain * sd * sd + (1 - plain) * second
 
