@@ -140,7 +140,9 @@ def main():
 
 def row_of(kind, m, epsilon, results, refused):
     covered = {
-        name: np.mean([c[name] for c, _, _ in results]) if results and name in results[0][0] else None
+        name: np.mean([c[name] for c, _, _ in results])
+        if results and name in results[0][0]
+        else None
         for name in ("alpha", "slope", "other", "beta", "mean", "tau", "tau_2")
     }
     measured = [

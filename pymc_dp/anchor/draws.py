@@ -274,7 +274,9 @@ class LawModel:
         """
         with pm.Model() as model:
             zeta = pm.Flat("zeta", shape=len(self._start), initval=self._start)
-            (law,) = graph_replace([self._density], {self._zeta: zeta})  # cloned, ζ would be another
+            (law,) = graph_replace(
+                [self._density], {self._zeta: zeta}
+            )  # cloned, ζ would be another
             pm.Potential("law", law)
             sampled = pm.sample(
                 draws, chains=chains, random_seed=seed, model=model,
@@ -321,7 +323,9 @@ def _normals(
 
 def _as_long(parameters: ParameterSpace, sources: Sequence[Variable]) -> set[Variable]:
     model, shapes = parameters.model, {s.type.shape for s in sources}
-    return {rv for rv in model.free_RVs if parameters.shapes[model.rvs_to_values[rv].name] in shapes}
+    return {
+        rv for rv in model.free_RVs if parameters.shapes[model.rvs_to_values[rv].name] in shapes
+    }
 
 
 def _could_be(parameters: ParameterSpace, rv: Variable, source: Variable) -> bool:

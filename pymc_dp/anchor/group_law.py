@@ -50,16 +50,16 @@ class GroupLaw:
         return self.J.plus(self.S).inverse
 
     @cached_property
-    def K(self) -> Structured:
+    def K(self) -> Structured:  # noqa: N802
         r"""The information about ψ: :math:`J (J + S)^{-1} J = J - S + S (J + S)^{-1} S`."""
         return self.J.plus(self.S, -1.0).combined(self._inverse.between(self.S))
 
     @cached_property
     def k(self) -> Vector:
         r""":math:`J (J + S)^{-1} \hat\beta`."""
-        return np.asarray(self.beta - self._S(self._inverse @ self.beta))
+        return np.asarray(self.beta - self._noise(self._inverse @ self.beta))
 
-    def _S(self, x: Vector) -> Vector:
+    def _noise(self, x: Vector) -> Vector:
         return Structured(self.S, self.J.U, self.J.M).of_blocks(x)
 
     def tilts(self, prior_sds: Vector) -> Vector:
@@ -135,7 +135,11 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
         ratios = [frame.scales[k] / o.frame.scales[k] for o in looks]
         squares = [np.outer(x, x) for x in ratios]
         rows = sum(w * o.rows[k] * x for w, o, x in zip(weights, looks, squares, strict=True))
-        sds = np.sqrt(sum((w * o.sd["rows"] * x) ** 2 for w, o, x in zip(weights, looks, squares, strict=True)))
+        sds = np.sqrt(
+            sum(
+                (w * o.sd["rows"] * x) ** 2 for w, o, x in zip(weights, looks, squares, strict=True)
+            )
+        )
         own = np.arange(r)
         # Curvature changes with the place: in groups that lie alike, alike.
         Z = _standard(sum(w * o.psi.tables[k] for w, o in zip(weights, looks, strict=True)))
@@ -171,7 +175,9 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
     of_rows = Structured([b * (1 + _RIDGE) for b in blocks], U, M)
     C = np.concatenate([c.reshape(-1, p) for c in cross])
     explained = C.T @ (of_rows.inverse @ C)
-    common = floored(common, max(sd_common * math.sqrt(p), 1e-3 * np.trace(common) / max(p, 1), 1e-300))
+    common = floored(
+        common, max(sd_common * math.sqrt(p), 1e-3 * np.trace(common) / max(p, 1), 1e-300)
+    )
     L = np.linalg.cholesky(common)
     within = np.linalg.solve(L, np.linalg.solve(L, common - explained).T)
     values, vectors = np.linalg.eigh((within + within.T) / 2)
@@ -305,7 +311,10 @@ def pooled(
     Q, q, rhs, noise = [], [], [], []
     for slope in slopes:
         squares, common = far(slope.psi)
-        (bent_common, bent_rows), (unsure_common, unsure_rows) = bent(squares), unsure(squares, common)
+        (bent_common, bent_rows), (unsure_common, unsure_rows) = (
+            bent(squares),
+            unsure(squares, common),
+        )
         noise.append((slope.covariance + bent_common, slope.variance + bent_rows))
         Q.append(np.linalg.inv(noise[-1][0] + unsure_common))
         q.append(1 / (noise[-1][1] + unsure_rows))

@@ -101,9 +101,7 @@ class GroupLooks:
         Share of a histogram.
     """
 
-    def __init__(
-        self, measure: Measurements, shape: Shape, tempering: float, counts: float
-    ):
+    def __init__(self, measure: Measurements, shape: Shape, tempering: float, counts: float):
         self.measure, self.shape, self._tempering, self._counts = measure, shape, tempering, counts
 
     @property

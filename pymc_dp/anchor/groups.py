@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_dp.anchor.draws import LawModel, Mode
 from pymc_dp.anchor.group_law import GroupLaw, Information, informed, pooled
-from pymc_dp.anchor.group_looks import Curvature, GroupLooks, Shape, Slope
+from pymc_dp.anchor.group_looks import Curvature, GroupLooks, Slope
 from pymc_dp.anchor.search import SearchLost
 from pymc_dp.linalg import Vector
 from pymc_dp.records.grouped import Frame
@@ -77,15 +77,12 @@ class GroupPosterior(NamedTuple):
         Of the law with the prior.
     tilts : ndarray, shape (n,)
         How far privacy noise moves every entry of ψ, in standard deviations.
-    surprise : float
-        How far the last gradient was from what the looks before it expected, beside what noise explains.
     looks : int
     """
 
     law: GroupLaw
     mode: Mode
     tilts: Vector
-    surprise: float
     looks: int
 
 
@@ -158,18 +155,14 @@ class _Run:
             moved = self.look(s.far, self.rough, s.kept_afar)
             on_progress(f"look {self.n_looks} from afar")
         self.curvatures, self.slopes = [], []
-        left, surprise = 1 - self.measure.spent, math.nan
+        left = 1 - self.measure.spent
         for k, part in enumerate(s.near):
             last = k + 1 == len(s.near)
-            moved = self.look(
-                1 - self.measure.spent if last else part * left, self.fine, 0.0
-            )
+            moved = self.look(1 - self.measure.spent if last else part * left, self.fine, 0.0)
             on_progress(f"look {self.n_looks}")
         if not moved <= s.lost * self.root_n:
             raise SearchLost(f"after {self.n_looks} looks it still moved far")
-        return GroupPosterior(
-            self.law, self.mode, self.law.tilts(self.prior), surprise, self.n_looks
-        )
+        return GroupPosterior(self.law, self.mode, self.law.tilts(self.prior), self.n_looks)
 
     def look(self, share: float, counts: float, kept: float) -> float:
         """Look where ψ may be, and think again: how far that has moved, in sds.
@@ -188,7 +181,9 @@ class _Run:
         frame = self._balanced(information, of_common, of_columns)
         rest = share - (self.measure.spent - before) - counts
         self.slopes.append(self.looks.slope(psi, at, frame, rest, kept, counts))
-        self.frame = Frame(information.V, tuple(1 / np.sqrt(w) for w in self._per_unit(information)))
+        self.frame = Frame(
+            information.V, tuple(1 / np.sqrt(w) for w in self._per_unit(information))
+        )
         self.n_looks += 1
         return self._think(information)
 
@@ -197,7 +192,9 @@ class _Run:
         rows = self.shape.parts(information.J.diagonal)[1:]
         return [np.maximum(r.sum(axis=0) / self.measure.n_units, 1e-12) for r in rows]
 
-    def _balanced(self, information: Information, of_common: float, of_columns: list[Vector]) -> Frame:
+    def _balanced(
+        self, information: Information, of_common: float, of_columns: list[Vector]
+    ) -> Frame:
         """Scales that divide noise among φ and tables, so that variances relative to posteriors' add up least.
 
         A part with gradients of length q and posterior variance c gets noise of variance proportional to

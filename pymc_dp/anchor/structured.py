@@ -68,11 +68,11 @@ class Structured:
 
     def combined(self, other: "Structured") -> "Structured":
         """The sum of both."""
-        l, k = len(self.M), len(other.M)
-        M = np.zeros((l + k, l + k))
-        M[:l, :l], M[l:, l:] = self.M, other.M
-        both = self.plus(other.blocks)
-        return Structured(both.blocks, np.hstack([self.U, other.U]), M)
+        k, both = len(self.M), len(self.M) + len(other.M)
+        M = np.zeros((both, both))
+        M[:k, :k], M[k:, k:] = self.M, other.M
+        blocks = self.plus(other.blocks).blocks
+        return Structured(blocks, np.hstack([self.U, other.U]), M)
 
     @property
     def inverse(self) -> "Structured":

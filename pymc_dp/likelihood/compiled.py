@@ -16,8 +16,8 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compilation import compiling
-from pymc_dp.likelihood.cut import Cut, find_cut
 from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
+from pymc_dp.likelihood.cut import Cut, find_cut
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.local import LocalDerivatives
 from pymc_dp.likelihood.parameters import ParameterSpace

@@ -325,7 +325,11 @@ class DPAnchored(PrivateStep):
     # -- the chain ----------------------------------------------------------------------------
 
     def _check_unchanged(self) -> None:
-        if self.anchor is None and self._drawn is None and multiprocessing.parent_process() is not None:
+        if (
+            self.anchor is None
+            and self._drawn is None
+            and multiprocessing.parent_process() is not None
+        ):
             raise PrivacyConfigurationError(
                 "The chains of a run share one anchor, which must exist before they start in processes "
                 "of their own. Call `step.build_anchor()` before `pm.sample`, or use `pymc_dp.sample`, "

@@ -55,7 +55,8 @@ def has_groups(compiled: CompiledModel) -> bool:
 def law_model(compiled: CompiledModel) -> LawModel:
     """The law's density of a model that :func:`has_groups`; compiles, and reads no records."""
     cut = compiled.cut
-    assert cut is not None
+    if cut is None:
+        raise RuntimeError("The model has no groups.")
     return LawModel(
         compiled.parameters,
         cut.graph.theta,
@@ -102,7 +103,7 @@ def draw_groups(
 
 def _measured(found: GroupPosterior, law: LawModel) -> dict[str, float | str]:
     """Tilts in groups, from the least to the most disturbed quarter."""
-    measured: dict[str, float | str] = {"looks": found.looks, "surprise": found.surprise}
+    measured: dict[str, float | str] = {"looks": found.looks}
     common, *tables = law.shape.parts(found.tilts)
     if len(common):
         measured["tilt"] = math.sqrt(float(np.mean(common**2)))
