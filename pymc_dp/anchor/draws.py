@@ -184,7 +184,7 @@ class LawModel:
     def _prior_sds(self) -> Vector:
         """Of ψ at the start, to first order in the free variables that are not whitened."""
         variance, middle = np.zeros(self.shape.n), self._at(self._start)[1]
-        for j in np.flatnonzero(~self._whitened):
+        for j in map(int, np.flatnonzero(~self._whitened)):
             curvature = self._curvature(j)
             moved = self._start.copy()
             moved[j] += _STEP
@@ -224,7 +224,7 @@ class LawModel:
         of["scale"].set_value(np.ones(len(theta)))
         self._start = np.zeros(len(theta))
         scale = np.ones(len(theta))
-        for j in np.flatnonzero(~self._whitened):
+        for j in map(int, np.flatnonzero(~self._whitened)):
             curvature = self._curvature(j)
             scale[j] = min(1 / math.sqrt(curvature), 1.0) if curvature > 0 else 1.0
         of["scale"].set_value(scale)
@@ -272,7 +272,7 @@ class LawModel:
         **keywords
             Of ``pm.sample``.
         """
-        with pm.Model() as model:
+        with pm.Model(model=None) as model:  # within no other
             zeta = pm.Flat("zeta", shape=len(self._start), initval=self._start)
             (law,) = graph_replace(
                 [self._density], {self._zeta: zeta}

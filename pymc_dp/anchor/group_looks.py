@@ -115,7 +115,9 @@ class GroupLooks:
         self, psi: Psi, frame: Frame, share: float, split: dict[str, float], kept: float
     ) -> Curvature:
         """Minus the Hessian at ψ, for `share`, of which every part gets as much as `split` says."""
-        parts, found, sd = self.parts, {}, {}
+        parts = self.parts
+        found: dict[str, Vector] = {}
+        sd: dict[str, float] = {}
         total = sum(split[part] for part in parts)
         for part in parts:
             question = GroupHessian(psi, frame, part, self._tempering)

@@ -125,8 +125,10 @@ class _Run:
     def __init__(self, measure: Measurements, model: LawModel, tempering: float):
         s, shape, n = SETTINGS, model.shape, measure.n_units
         self.measure, self.model, self.shape = measure, model, shape
-        self.rough = self._share_of_counts(s.counts_rough)
-        self.fine = self._share_of_counts(s.counts_fine)
+        # As many histograms as a look has may take half of one from afar.
+        most = s.far / 2 / (6 + sum(columns for _, columns in shape.tables))
+        self.rough = min(self._share_of_counts(s.counts_rough), most)
+        self.fine = min(self._share_of_counts(s.counts_fine), s.near[0] / 8)
         self.looks = GroupLooks(measure, shape, tempering, self.rough)
         model.reset()
         self.mode = model.mode()

@@ -77,7 +77,7 @@ class Structured:
     @property
     def inverse(self) -> "Structured":
         """By Woodbury's formula, of the same form."""
-        own = [np.linalg.inv(block) for block in self.blocks]
+        own = [np.asarray(np.linalg.inv(block), np.float64) for block in self.blocks]
         U = Structured(own, self.U, self.M).of_blocks(self.U)
         G = self.U.T @ U
         M = -self.M @ np.linalg.inv(np.eye(len(G)) + G @ self.M)

@@ -82,6 +82,14 @@ class Owners:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         return self._multiplier("surrogate") / math.sqrt(self._left * share)
 
+    def noise_sd(self, bound: float, share: float) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return noise_sd(bound, self.multiplier(share))
+
+    def count_sd(self, share: float) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return count_sd(self.multiplier(share))
+
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         kind, sizes = _kind(of)

@@ -58,7 +58,7 @@ class _Question:
         if units is not None:
             raise NotImplementedError("Groups are computed of all units.")
 
-    def _places(self, rows: list[NDArray[np.int64]], each: list[int], first: int = 0) -> Vector:
+    def _places(self, rows: list[NDArray[np.int64]], each: list[int], first: int = 0) -> Units:
         """Places of `each` numbers for every row, one table after the other."""
         places = []
         for table, row, size in zip(self.psi.tables, rows, each, strict=True):
@@ -106,14 +106,14 @@ class GroupGradient(_Question):
         p, each = len(self.psi.common), [table.shape[1] for table in self.psi.tables]
         for chunk in records.local_gradients(self.psi):
             values = self.tempering * self.frame.of_gradients(chunk.values)
-            if self.part == "all":
+            if not isinstance(self.part, str):
+                table, column = self.part
+                yield values[:, self.frame.columns[table].start + column]
+            elif self.part == "all":
                 common = np.broadcast_to(np.arange(p), (len(values), p))
                 yield Sparse(values, np.hstack([common, self._places(chunk.rows, each, p)]))
-            elif self.part == "common":
-                yield values[:, :p]
             else:
-                table, column = self.part
-                yield values[:, self.frame.columns[int(table)].start + int(column)]
+                yield values[:, :p]
 
 
 @dataclass(frozen=True, eq=False)
