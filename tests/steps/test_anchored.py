@@ -407,7 +407,7 @@ def test_the_anchor_spends_its_purse_and_no_more():
 def test_the_anchor_is_a_function_of_releases_alone(monkeypatch):
     """Other data, the same released numbers: the same anchor, to the last bit."""
 
-    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise):
+    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise, nonzeros=None):
         for _ in parts:
             pass
         permit.take(Gaussian(noise_multiplier))
