@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.anchor.draws import LawModel, Mode
+from pymc_dp.anchor.group_draws import LawModel, Mode
 from pymc_dp.anchor.group_law import GroupLaw, Information, informed, pooled
 from pymc_dp.anchor.group_looks import Curvature, GroupLooks, Slope
 from pymc_dp.anchor.search import SearchLost

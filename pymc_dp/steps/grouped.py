@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.anchor.draws import LawModel
+from pymc_dp.anchor.group_draws import LawModel
 from pymc_dp.anchor.group_looks import Shape
 from pymc_dp.anchor.groups import GroupPosterior, look_at_groups
 from pymc_dp.likelihood.compiled import CompiledModel
