@@ -145,7 +145,7 @@ def posterior_of(
         Λ = -log_public.hessian(theta)
         Q = floored(law.K + Λ, 1e-12)
         move = np.linalg.solve(Q, slope)
-        length = float(np.sqrt(max(move @ Q @ move, 0.0)))
+        length = math.sqrt(max(float(move @ Q @ move), 0.0))
         theta = theta + move * min(1.0, SETTINGS.careful / max(length, 1e-300))
         if length < 1e-4 and step > 2:
             break
