@@ -53,8 +53,10 @@ benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/gibbs_coverage.py
 	$(BIN)/python benchmarks/anchored_mmd.py
 	$(BIN)/python benchmarks/federated.py
-	$(BIN)/python benchmarks/anchored_coverage.py
-	$(BIN)/python benchmarks/anchored_cost.py
+	$(BIN)/python benchmarks/anchored_limit.py
+	$(BIN)/python benchmarks/anchored_limit.py --n 200000 --replications 10
+	$(BIN)/python benchmarks/anchored_limit.py --real --replications 8
+	$(BIN)/python benchmarks/groups.py
 	$(BIN)/python benchmarks/exponential_cost.py
 	$(BIN)/python benchmarks/shards.py
 	$(BIN)/python benchmarks/audit.py

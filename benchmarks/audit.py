@@ -67,9 +67,9 @@ STEPS = {
     "DPExponentialFamily": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 4, "bounds": (-3, 3)}),
     "DPPenalty, two records each": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 4, "unit": PEOPLE[:60]}),
     "DPSGLD, q = 0.5, two records each": (dp.comparators.DPSGLD, 60, {"sampling_rate": 0.5, "draws": 4, "unit": PEOPLE[:60]}),
-    "DPAnchored, first draw": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 800, "noise_aware": False, "statistic": first_draw}),
+    "DPAnchored, first draw": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 800, "statistic": first_draw}),
     "DPAnchored, 4 draws": (DPAnchored, 1000, {"draws": 4, "runs": 500}),
-    "DPAnchored, two records each": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 400, "noise_aware": False, "statistic": first_draw, "unit": PEOPLE}),
+    "DPAnchored, two records each": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 400, "statistic": first_draw, "unit": PEOPLE}),
 }  # fmt: skip
 
 

@@ -15,14 +15,14 @@ FALSE_ALARMS = 0.05
 """Share of false alarms that an attacker of :func:`recognised` puts up with."""
 
 MEANING = {
-    "anchor_share": "part of the budget for the preparation",
-    "noise_aware": "draws are spread by what the noise adds to the uncertainty",
     "tempering": "factor of the log-likelihood; 1 is the posterior itself",
     "clip": "bound on what one unit can contribute to a release",
     "tilt": "how far the noise may have moved the draws, in posterior standard deviations",
     "rounds": "steps of the search for the posterior",
-    "distance_to_mode": "from where the preparation ended to the mode, in posterior standard deviations",
-    "surprise": "disagreement of the preparation with itself, beside what noise explains; about 1 is fine",
+    "surprise": "disagreement of the looks at the data with each other, beside what noise explains; about 1 is fine",
+    "usable": "1 if the draws are of use, as far as the run can tell; 0 if not",
+    "of_the_prior": "parameters of which next to nothing was learnt: their draws are about the prior's",
+    "looks": "how often the data were looked at, through noise",
     "typical_noise_sd": "noise in the logarithm of a typical acceptance ratio",
     "expected_acceptance": "share of moves that this noise alone would accept",
     "clipped_share": "share of units cut down to their bound; noisy, so it can be negative",
