@@ -53,10 +53,9 @@ class Plan:
         if g.neighbours != SUBSTITUTE_ONE.name:
             of_both = f"ε = {at_most(g.epsilon_substitute_one)} at δ = {g.delta:.3g}"
             rows.append((f"Under {SUBSTITUTE_ONE.name}", of_both))
-        rows += [
-            ("Cost of one draw alone", self._cost_of_one()),
-            ("Noise", g.noise_name + ("" if g.valid else "  (NO GUARANTEE)")),
-        ]
+        if g.events and not g.once:  # a draw that rests on a preparation costs that, too
+            rows.append(("Cost of one draw alone", self._cost_of_one()))
+        rows.append(("Noise", g.noise_name + ("" if g.valid else "  (NO GUARANTEE)")))
         typical = g.settings.get("typical_noise_sd")
         if isinstance(typical, float):
             rows.append(
