@@ -44,12 +44,6 @@ def main() -> None:
     )
     save(dp.plot_privacy(run), "privacy")
 
-    results = {
-        f"ε = {epsilon:g}": dp.sample(200, chains=2, epsilon=epsilon, model=model, **QUIET)
-        for epsilon in (0.5, 2.0, 8.0)
-    }
-    save(dp.plot_clipping(results), "clipping")
-
     made_up = np.column_stack([np.ones(n), np.resize([-1.0, 1.0], n)])
     settings = {"data": {"X": made_up}, "truth": {"beta": [0.4, 0.3]}}
     epsilons = (0.25, 0.5, 1.0, 2.0, 4.0)

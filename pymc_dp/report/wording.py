@@ -19,7 +19,7 @@ MEANING = {
     "clip": "bound on what one unit can contribute to a release",
     "tilt": "how far the noise may have moved the draws, in posterior standard deviations",
     "rounds": "steps of the search for the posterior",
-    "surprise": "disagreement of the looks at the data with each other, beside what noise explains; about 1 is fine",
+    "surprise": "disagreement of the looks at the data with each other, beside what noise explains; about 1 or less is fine",
     "usable": "1 if the draws are of use, as far as the run can tell; 0 if not",
     "of_the_prior": "parameters of which next to nothing was learnt: their draws are about the prior's",
     "looks": "how often the data were looked at, through noise",
