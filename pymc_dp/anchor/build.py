@@ -1,17 +1,19 @@
 """A run's looks, in order: towards the mode, near it, and with all that is left."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pymc_dp.anchor.law import Law, Pooled, nearby, pooled, posterior_of
+from pymc_dp.anchor.law import Law, Pooled, Posterior, nearby, pooled, posterior_of
 from pymc_dp.anchor.looks import Look, Looks, middle_frame
-from pymc_dp.anchor.model import Anchor
+from pymc_dp.anchor.model import Anchor, Correction
+from pymc_dp.anchor.price import Price, price
+from pymc_dp.anchor.residuals import Expansion
 from pymc_dp.anchor.search import Search, find_mode
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.linalg import Vector, floored, power
+from pymc_dp.linalg import Vector, power
 from pymc_dp.records.measurements import Measurements
 
 
@@ -21,6 +23,7 @@ def build_anchor(
     start: Vector,
     *,
     tempering: float = 1.0,
+    moves: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Anchor:
     """Find out what a budget allows to be known of a posterior.
@@ -34,6 +37,8 @@ def build_anchor(
         Where the search begins; public.
     tempering : float
         T.
+    moves : int
+        How many a chain on residuals would make, if the law needs one; 0 for none.
     on_progress : callable, optional
         Told what is being done. Gets public text only.
 
@@ -62,9 +67,13 @@ def build_anchor(
     run.first(search)
     on_progress("choosing clipping bounds for good")
     run.settle()
-    for k in ("second", "third"):
-        on_progress(f"measuring the gradient, {k} look")
-        run.last(k == "third")
+    on_progress("measuring the gradient, second look")
+    run.last(third=False)
+    if moves and run.may_be_off:
+        on_progress("asking whether a normal law will do")
+        run.price(moves)
+    on_progress("measuring the gradient, third look")
+    run.last(third=True)
     return run.anchor(search)
 
 
@@ -82,6 +91,8 @@ class _Run:
         self.scales = prior_scales(log_public, start)
         self.looks = Looks(measure, self.scales, tempering)
         self.found: list[Look] = []
+        self._tempering = tempering
+        self._price: Price | None = None
 
     def first(self, search: Search) -> None:
         """The first look, so that the next is within about one sd."""
@@ -91,7 +102,9 @@ class _Run:
         self.found += search.looks
         share = float(np.clip(t1**2, *s.first_look))
         frames = [power(self.P, -0.5), np.diag(self.scales)]
-        V, b, excess = looks.choose(self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept)
+        V, b, excess = looks.choose(
+            self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept
+        )
         for_hessian = max(s.hessian_part[0], s.hessian_of_first * share)
         self.found.append(looks.look(self.place, V, b, share, for_hessian, s.hessians_kept, excess))
         self._t = t1 / math.sqrt(share)
@@ -101,12 +114,13 @@ class _Run:
         """To the mean of the law so far."""
         pool = self._pool_here()
         r = posterior_of(pool.law, self.log_public, self.place, pool)
-        self.place, self.P = r.mean, r.exact
+        self.place, self.P, self.posterior = r.mean, r.exact, r
 
-    def _pool_here(self) -> Pooled:
+    def _pool_here(self, looks: Sequence[Look] | None = None) -> Pooled:
         prior = -self.log_public.hessian(self.place)
         n = self.measure.n_units
-        return pooled(self.found, self.place, self.P, n, self.scales, nearby, prior)
+        looks = self.found if looks is None else looks
+        return pooled(looks, self.place, self.P, n, self.scales, nearby, prior)
 
     def settle(self) -> None:
         """The frame and the bound for all that is left, and how noise is best divided."""
@@ -122,23 +136,59 @@ class _Run:
         sizes = looks.hessian_sizes(self.place, self.V, share / 2)
         self.a1 = noise(looks.bound(sizes, 0.05, s.hessians_kept), 1.0) * size
 
+    @property
+    def may_be_off(self) -> bool:
+        """Whether it could be seen that the law is not the posterior, when all is spent."""
+        tilt = self.posterior.tilt * math.sqrt(1 - self.measure.spent)
+        return tilt < SETTINGS.chain_tilt and len(self.place) <= SETTINGS.chain_dimensions
+
+    def price(self, moves: int) -> None:
+        """Ask what a chain would cost, and whether the law is off."""
+        expansion, r = self._that_count()
+        self._price = price(self.measure, expansion, r, moves, self.looks.cheap)
+
+    def _that_count(self) -> tuple[Expansion, Posterior]:
+        """The looks that have a part in the law, and what they say."""
+
+        every = self._pool_here()
+        part = np.maximum(np.trace(every.parts, axis1=1, axis2=2) / len(self.P), every.weights)
+        counts = [k for k, p in zip(self.found, part, strict=True) if p > SETTINGS.weighty]
+        kept = self._pool_here(counts)
+        r = posterior_of(kept.law, self.log_public, self.place, kept)
+        return Expansion(kept, power(self.P, -0.5), self._tempering), r
+
+    def _correction(self) -> Correction | None:
+        if self._price is None or not self._price.pays:
+            return None
+        return Correction(*self._that_count(), self._price.clip, 1 - self.measure.spent)
+
     def last(self, third: bool) -> None:
-        """A look with half of what is left, or with all of it."""
+        """A look with half of what is left, or with all of it that no chain needs."""
         s, d = SETTINGS, len(self.place)
         left = 1 - self.measure.spent
+        if third and self._price is not None and self._price.pays:
+            left -= max(self._price.need, s.least_for_chain)
         share = (left if third else left / 2) - self.looks.cheap
         # How far the mode is from the place, by what is known, in posterior sds: there the curvature's noise acts.
         distance = math.sqrt(d) * min(self.t1 / math.sqrt(0.4) if third else self._t, 5 * self.t1)
         ratio = self.a1 * distance * math.sqrt((1 + 1 / d) / 2) / self.t1
         least, most = (part * share for part in s.hessian_part)
         known = (self.a1 / 0.1) ** 2 / 2  # by then a curvature is known to a tenth
-        for_hessian = float(np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most))
+        for_hessian = float(
+            np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most)
+        )
         if third:
             pool = self._pool_here()
             self._predicted = pool.law.beta, pool.noise_at(np.zeros(d))
         self.found.append(
             self.looks.look(
-                self.place, self.V, self.b, share - for_hessian, for_hessian, s.hessians_kept, self.excess,
+                self.place,
+                self.V,
+                self.b,
+                share - for_hessian,
+                for_hessian,
+                s.hessians_kept,
+                self.excess,
             )
         )
         self.last_place = self.place
@@ -156,14 +206,23 @@ class _Run:
             hessian_clip=last.hessian_clip,
             surprise=math.sqrt(max(float(off @ np.linalg.solve(V, off)), 0.0) / d),
             off=np.linalg.solve(r.exact, off) / np.sqrt(np.diag(np.linalg.inv(r.exact))),
-            rounds=len(search.looks), arrived=True,
+            rounds=len(search.looks), arrived=True, correction=self._correction(),
         )  # fmt: skip
 
     def nothing(self, search: Search) -> Anchor:
         """The prior, for all that was learnt."""
         zero, at = np.zeros((len(self.start),) * 2), self.start
         r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
-        return Anchor(r, np.diag(self.scales), math.nan, math.nan, math.nan, np.zeros(len(at)), len(search.looks), False)
+        return Anchor(
+            r,
+            np.diag(self.scales),
+            math.nan,
+            math.nan,
+            math.nan,
+            np.zeros(len(at)),
+            len(search.looks),
+            False,
+        )
 
 
 def prior_scales(log_public: PublicLogDensity, start: Vector) -> Vector:

@@ -82,6 +82,36 @@ class AnchorSettings:
     careful: float = 5.0
     """Longest Newton step to a law's mode, in its sds: the prior may be anything but quadratic."""
 
+    chain_tilt: float = 0.3
+    """From this tilt on no chain: what it would correct cannot be seen beside the noise."""
+    chain_dimensions: int = 30
+    """In more, it mixes with too few of its moves."""
+    weighty: float = 0.02
+    """Looks with a smaller part in the law are left out of residuals: they cost a pass over the records."""
+    probes: int = 8
+    """Pairs of points between which residuals are measured; each unit sees one."""
+    residuals_kept: float = 0.998
+    """Quantile of their sizes up to which residuals would not be clipped,"""
+    residuals_widened: float = 2.0
+    """times this: moves go further than the histogram's pairs."""
+    sums: int = 12
+    """Draws of the law at which the residuals' sums are released,"""
+    sums_sd: float = 0.3
+    """with this noise,"""
+    most_for_sums: float = 0.005
+    """if they cost no more than this."""
+    law_is_off: float = 0.05
+    """In nats: the law's divergence from the posterior from which a chain has something to do. Sums of noise
+    alone say 0 ± 0.02."""
+    most_for_chain: float = 0.3
+    """The chain's share at most."""
+    moves_per_draw: int = 8
+    """Of the chain, of which the last is handed out."""
+    radius: float = 10.0
+    """In √d whitened sds: beyond, the looks are no guide, and the target may not even be proper."""
+    least_for_chain: float = 0.003
+    """And at least: less noise costs next to nothing here."""
+
     surprise_warning: float = 3.0
     """By how many standard deviations looks may contradict each other without a warning."""
     surprise_unusable: float = 5.0

@@ -18,6 +18,7 @@ import numpy as np
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.draws import draw
 from pymc_dp.anchor.model import Anchor
+from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.anchor.verdict import NOT_ARRIVED, judge, report
 from pymc_dp.checks import fraction
 from pymc_dp.exceptions import (
@@ -35,7 +36,9 @@ from pymc_dp.privacy.purse import Purse
 from pymc_dp.progress import doing, tell
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
+from pymc_dp.records.sums import hessians_fit
 from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.residual_chain import corrected
 from pymc_dp.steps.run import RunSettings, remember
 
 _log = logging.getLogger("pymc.dp")
@@ -104,6 +107,8 @@ class DPAnchored(PrivateStep):
         # One release that costs the whole budget; a hair more, for the rounding of its division.
         self._z = self.run.multiplier_of_one() * (1 + 2.0**-40)
         self.pays(once=(Gaussian(self._z),), settings={"tempering": self._tempering})
+        moves = self.run.chains * self.iterations * SETTINGS.moves_per_draw
+        self._moves = moves if hessians_fit(self.roles.n_units, d) else 0
         _ = self.compiled.likelihood  # what it lacks, other samplers miss too
         try:
             self._curator = self.curator(derivatives=2)
@@ -111,6 +116,7 @@ class DPAnchored(PrivateStep):
             raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
         self.anchor: Anchor | None = None
         self._draws: Vector | None = None
+        self._of_chain: dict[str, float] = {}
 
     def build_anchor(self) -> Anchor:
         """Release what the law is made of, once, and draw from it; all chains of the run share it.
@@ -131,6 +137,7 @@ class DPAnchored(PrivateStep):
                         self.log_public,
                         self.compiled.parameters.start,
                         tempering=self._tempering,
+                        moves=self._moves,
                         on_progress=lambda what: tell(f"Anchor: {what}"),
                     )
                     tell("Anchor: drawing from what was released")
@@ -141,6 +148,16 @@ class DPAnchored(PrivateStep):
                         self.run.chains,
                         self._nuts_sampler,
                     )
+                    if self.anchor.correction is not None:
+                        tell("Anchor: correcting the draws by a chain on residuals")
+                        self._draws, self._of_chain = corrected(
+                            self._curator,
+                            purse,
+                            self.anchor.correction,
+                            self.log_public,
+                            self.run.chains,
+                            self.iterations,
+                        )
             except (np.linalg.LinAlgError, OverflowError):  # of released numbers
                 raise PrivacyError(self._give_up(purse)) from None
             self._judge(self.anchor, purse)
@@ -151,7 +168,7 @@ class DPAnchored(PrivateStep):
         verdict = judge(anchor, labels, self.compiled.parameters.largest)
         for warning in verdict.warnings:
             _log.warning("%s", warning)
-        measured = report(anchor, labels, verdict.usable)
+        measured = report(anchor, labels, verdict.usable) | self._of_chain
         if purse.spent < 1 - 1e-6:
             self._settle(purse)
         self.run.guarantee = replace(self.guarantee, measured=measured)
