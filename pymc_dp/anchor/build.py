@@ -8,7 +8,7 @@ import numpy as np
 from pymc_dp.anchor.law import Law, Pooled, Posterior, nearby, pooled, posterior_of
 from pymc_dp.anchor.looks import Look, Looks, middle_frame
 from pymc_dp.anchor.model import Anchor, Correction
-from pymc_dp.anchor.price import Price, price
+from pymc_dp.anchor.price import divergence, price
 from pymc_dp.anchor.residuals import Expansion
 from pymc_dp.anchor.search import Search, find_mode
 from pymc_dp.anchor.settings import SETTINGS
@@ -92,7 +92,7 @@ class _Run:
         self.looks = Looks(measure, self.scales, tempering)
         self.found: list[Look] = []
         self._tempering = tempering
-        self._price: Price | None = None
+        self._kept, self._clip = 0.0, math.nan
 
     def first(self, search: Search) -> None:
         """The first look, so that the next is within about one sd."""
@@ -112,14 +112,13 @@ class _Run:
 
     def _move(self) -> None:
         """To the mean of the law so far."""
-        pool = self._pool_here()
+        pool = self._pool(self.found)
         r = posterior_of(pool.law, self.log_public, self.place, pool)
         self.place, self.P, self.posterior = r.mean, r.exact, r
 
-    def _pool_here(self, looks: Sequence[Look] | None = None) -> Pooled:
+    def _pool(self, looks: Sequence[Look]) -> Pooled:
         prior = -self.log_public.hessian(self.place)
         n = self.measure.n_units
-        looks = self.found if looks is None else looks
         return pooled(looks, self.place, self.P, n, self.scales, nearby, prior)
 
     def settle(self) -> None:
@@ -143,31 +142,37 @@ class _Run:
         return tilt < SETTINGS.chain_tilt and len(self.place) <= SETTINGS.chain_dimensions
 
     def price(self, moves: int) -> None:
-        """Ask what a chain would cost, and whether the law is off."""
-        expansion, r = self._that_count()
-        self._price = price(self.measure, expansion, r, moves, self.looks.cheap)
+        """Keep what a chain would cost, if that is next to nothing or if the law so far is off."""
+        s, seen = SETTINGS, self._seen()
+        asked = price(self.measure, *seen, moves, self.looks.cheap)
+        need = max(asked.need, s.next_to_nothing)
+        if need == s.next_to_nothing or (
+            need <= s.most_for_chain
+            and divergence(self.measure, *seen, asked.clip) > s.law_is_off
+        ):
+            self._clip, self._kept = asked.clip, need
 
-    def _that_count(self) -> tuple[Expansion, Posterior]:
-        """The looks that have a part in the law, and what they say."""
-
-        every = self._pool_here()
-        part = np.maximum(np.trace(every.parts, axis1=1, axis2=2) / len(self.P), every.weights)
-        counts = [k for k, p in zip(self.found, part, strict=True) if p > SETTINGS.weighty]
-        kept = self._pool_here(counts)
-        r = posterior_of(kept.law, self.log_public, self.place, kept)
-        return Expansion(kept, power(self.P, -0.5), self._tempering), r
-
-    def _correction(self) -> Correction | None:
-        if self._price is None or not self._price.pays:
+    def correction(self) -> Correction | None:
+        """A chain, if the law of all looks is off and one was kept for."""
+        if not self._kept:
             return None
-        return Correction(*self._that_count(), self._price.clip, 1 - self.measure.spent)
+        seen = self._seen()
+        if not divergence(self.measure, *seen, self._clip) > SETTINGS.law_is_off:
+            return None
+        return Correction(*seen, self._clip, 1 - self.measure.spent)
+
+    def _seen(self) -> tuple[Expansion, Posterior]:
+        """The looks that have a part in the law, and what they say."""
+        every = self._pool(self.found)
+        part = np.maximum(np.trace(every.parts, axis1=1, axis2=2) / len(self.P), every.weights)
+        pool = self._pool([k for k, p in zip(self.found, part, strict=True) if p > SETTINGS.weighty])
+        r = posterior_of(pool.law, self.log_public, self.place, pool)
+        return Expansion(pool, power(self.P, -0.5), self._tempering), r
 
     def last(self, third: bool) -> None:
         """A look with half of what is left, or with all of it that no chain needs."""
         s, d = SETTINGS, len(self.place)
-        left = 1 - self.measure.spent
-        if third and self._price is not None and self._price.pays:
-            left -= max(self._price.need, s.least_for_chain)
+        left = 1 - self.measure.spent - self._kept
         share = (left if third else left / 2) - self.looks.cheap
         # How far the mode is from the place, by what is known, in posterior sds: there the curvature's noise acts.
         distance = math.sqrt(d) * min(self.t1 / math.sqrt(0.4) if third else self._t, 5 * self.t1)
@@ -178,7 +183,7 @@ class _Run:
             np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most)
         )
         if third:
-            pool = self._pool_here()
+            pool = self._pool(self.found)
             self._predicted = pool.law.beta, pool.noise_at(np.zeros(d))
         self.found.append(
             self.looks.look(
@@ -206,7 +211,7 @@ class _Run:
             hessian_clip=last.hessian_clip,
             surprise=math.sqrt(max(float(off @ np.linalg.solve(V, off)), 0.0) / d),
             off=np.linalg.solve(r.exact, off) / np.sqrt(np.diag(np.linalg.inv(r.exact))),
-            rounds=len(search.looks), arrived=True, correction=self._correction(),
+            rounds=len(search.looks), arrived=True, correction=self.correction(),
         )  # fmt: skip
 
     def nothing(self, search: Search) -> Anchor:

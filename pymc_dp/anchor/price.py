@@ -27,26 +27,18 @@ class Price:
     clip : float
         c: a unit's residual ratio is clipped to c times the :func:`~pymc_dp.anchor.residuals.reach` of a move.
     need : float
-        Share of the budget, for all moves, with which the noise in a typical one's log ratio has standard deviation 1.
-    off : float
-        Half the variance of the residuals' sums, about the law's KL divergence from the posterior; NaN if it
-        was not asked for.
+        Share of the budget, for all moves, with which the noise in a typical one's log ratio has standard
+        deviation 1.
     """
 
     clip: float
     need: float
-    off: float
-
-    @property
-    def pays(self) -> bool:
-        """Whether the chain should run."""
-        return self.off > SETTINGS.law_is_off and self.need <= SETTINGS.most_for_chain
 
 
 def price(
     measure: Measurements, expansion: Expansion, posterior: Posterior, moves: int, share: float
 ) -> Price:
-    """Ask what a chain costs and, if it can be afforded, whether there is anything for it to do.
+    """Ask what a chain costs.
 
     Parameters
     ----------
@@ -58,36 +50,59 @@ def price(
     moves : int
         K, of all chains together.
     share : float
-        Of the histogram.
-
-    Notes
-    -----
-    **Releases**: a histogram (sensitivity √2) and perhaps
-    :attr:`~pymc_dp.anchor.settings.AnchorSettings.sums` sums of clipped residuals (2B each).
+        Of what is released: one histogram (sensitivity √2).
     """
-    s, d = SETTINGS, len(posterior.mean)
-    rng = np.random.default_rng(0)  # public: where to look
-    R = expansion.inverse @ np.linalg.cholesky(posterior.covariance)
-    mean = expansion.inverse @ (posterior.mean - expansion.pool.law.centre)
-
-    def drawn(*shape: int) -> Vector:
-        return np.asarray(mean + rng.standard_normal((*shape, d)) @ R.T)
-
+    s, drawn = SETTINGS, _Draws(expansion, posterior)
     pairs = drawn(s.probes, 2)
     sizes = measure.histogram(ResidualSizes(expansion, pairs), share, 1)
     c = s.residuals_widened * max(sizes.quantile(s.residuals_kept), 1e-12)
     typical = float(np.median([reach(x, new) for x, new in drawn(200, 2)]))
-    need = moves * measure.noise_sd(c * typical, 1.0) ** 2
+    return Price(c, moves * measure.noise_sd(c * typical, 1.0) ** 2)
 
-    places = drawn(s.sums)
-    zero = np.zeros(d)
-    bounds = [c * reach(zero, x) for x in places]
-    shares = [(measure.noise_sd(b, 1.0) / s.sums_sd) ** 2 for b in bounds]
-    if need > s.most_for_chain or sum(shares) > s.most_for_sums:
-        return Price(c, need, math.nan)
-    sums = []
-    for x, b, of_sum in zip(places, bounds, shares, strict=True):
-        total, sd = measure.sum(Residual(expansion, x), b, max(of_sum, LEAST_SHARE))
-        sums.append((float(total), sd))
-    values, sds = np.array(sums).T
-    return Price(c, need, float(np.var(values, ddof=1) - np.mean(sds**2)) / 2)
+
+def divergence(
+    measure: Measurements, expansion: Expansion, posterior: Posterior, clip: float
+) -> float:
+    """How far a law is off: half the variance of the residuals' sums at its draws.
+
+    That is about its KL divergence from the posterior. NaN if asking would cost too much.
+
+    Parameters
+    ----------
+    measure, expansion, posterior
+        As for :func:`price`.
+    clip : float
+        c of the price.
+
+    Notes
+    -----
+    **Releases**: :attr:`~pymc_dp.anchor.settings.AnchorSettings.sums` sums of residuals clipped to B
+    (sensitivity 2B each).
+    """
+    s = SETTINGS
+    places = _Draws(expansion, posterior)(s.sums)
+    bounds = [clip * reach(np.zeros(len(x)), x) for x in places]
+    shares = [
+        max((measure.noise_sd(b, 1.0) / s.sums_sd) ** 2, LEAST_SHARE) for b in bounds
+    ]
+    if sum(shares) > s.most_for_sums:
+        return math.nan
+    released = [
+        measure.sum(Residual(expansion, x), b, share)
+        for x, b, share in zip(places, bounds, shares, strict=True)
+    ]
+    noise = np.mean([sd**2 for _, sd in released])
+    return float(np.var([float(total) for total, _ in released], ddof=1) - noise) / 2
+
+
+class _Draws:
+    """Of a law's normal approximation: public places."""
+
+    def __init__(self, expansion: Expansion, posterior: Posterior):
+        self._rng = np.random.default_rng(0)
+        self._R = expansion.inverse @ np.linalg.cholesky(posterior.covariance)
+        self._mean = expansion.inverse @ (posterior.mean - expansion.pool.law.centre)
+
+    def __call__(self, *shape: int) -> Vector:
+        e = self._rng.standard_normal((*shape, len(self._mean)))
+        return np.asarray(self._mean + e @ self._R.T)

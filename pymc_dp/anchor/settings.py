@@ -107,10 +107,13 @@ class AnchorSettings:
     """The chain's share at most."""
     moves_per_draw: int = 8
     """Of the chain, of which the last is handed out."""
+    pilot: float = 0.25
+    """Moves, beside these, after which the proposals are fixed."""
     radius: float = 10.0
     """In √d whitened sds: beyond, the looks are no guide, and the target may not even be proper."""
-    least_for_chain: float = 0.003
-    """And at least: less noise costs next to nothing here."""
+    next_to_nothing: float = 0.005
+    """The share that is kept for a chain unasked, if it needs no more. Whether it has something to do is then asked
+    when all looks are made; if not, this was for nothing, but costs no interval more than a quarter of a percent."""
 
     surprise_warning: float = 3.0
     """By how many standard deviations looks may contradict each other without a warning."""

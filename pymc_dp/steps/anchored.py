@@ -18,7 +18,6 @@ import numpy as np
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.draws import draw
 from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.anchor.verdict import NOT_ARRIVED, judge, report
 from pymc_dp.checks import fraction
 from pymc_dp.exceptions import (
@@ -38,7 +37,7 @@ from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import hessians_fit
 from pymc_dp.steps.host import PrivateStep
-from pymc_dp.steps.residual_chain import corrected
+from pymc_dp.steps.residual_chain import corrected, total_moves
 from pymc_dp.steps.run import RunSettings, remember
 
 _log = logging.getLogger("pymc.dp")
@@ -107,7 +106,7 @@ class DPAnchored(PrivateStep):
         # One release that costs the whole budget; a hair more, for the rounding of its division.
         self._z = self.run.multiplier_of_one() * (1 + 2.0**-40)
         self.pays(once=(Gaussian(self._z),), settings={"tempering": self._tempering})
-        moves = self.run.chains * self.iterations * SETTINGS.moves_per_draw
+        moves = total_moves(self.run.chains, self.iterations)
         self._moves = moves if hessians_fit(self.roles.n_units, d) else 0
         _ = self.compiled.likelihood  # what it lacks, other samplers miss too
         try:

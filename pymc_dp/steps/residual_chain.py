@@ -146,9 +146,11 @@ def corrected(
     """
     expansion, r, s = correction.expansion, correction.posterior, SETTINGS
     thin, d = s.moves_per_draw, len(r.mean)
-    z, permit = purse.permit(min(correction.share, 1 - purse.spent), chains * draws * thin)
+    pilot = pilot_moves(draws)
+    moves = total_moves(chains, draws)
+    z, permit = purse.permit(min(correction.share, 1 - purse.spent), moves)
     centre, furthest = r.law.centre, s.radius * math.sqrt(d)
-    propose = Proposals(
+    law = Proposals(
         expansion.inverse @ (r.mean - centre),
         expansion.inverse @ np.linalg.cholesky(r.covariance),
     )
@@ -158,30 +160,51 @@ def corrected(
         return float(curator.sum(of, bound=B, noise_multiplier=z, permit=permit))
 
     def log_known(x: Vector) -> float:
-        if np.linalg.norm(x - propose.mean) > furthest:
+        if np.linalg.norm(x - law.mean) > furthest:
             return -math.inf
         return expansion.log_ratio(x) + log_public(expansion.to_theta(x))
 
     shift, spread = noise_aware(r, log_public)
     rng = np.random.default_rng(zlib.crc32(r.law.k.tobytes() + r.law.K.tobytes()))
-    found, accepted, sigmas = np.empty((chains, draws, d)), 0, []
-    for chain in found:
-        x = propose.mean + propose.root @ rng.standard_normal(d)
-        for k in range(draws):
-            for _ in range(thin):
-                x, info, sigma = move(
-                    rng, x, propose=propose, bound=lambda x, new: correction.clip * reach(x, new),
-                    noisy_ratio=noisy_ratio, log_known=log_known, noise_multiplier=z,
-                )  # fmt: skip
-                accepted += info.accepted
-                sigmas.append(sigma)
-            chain[k] = expansion.to_theta(x) + shift + spread @ rng.standard_normal(d)
+    infos: list[tuple[bool, float]] = []
+
+    def run(x: Vector, propose: Proposals, moves: int) -> Vector:
+        places = np.empty((moves, d))
+        for k in range(moves):
+            x, info, sigma = move(
+                rng, x, propose=propose, bound=lambda x, new: correction.clip * reach(x, new),
+                noisy_ratio=noisy_ratio, log_known=log_known, noise_multiplier=z,
+            )  # fmt: skip
+            infos.append((info.accepted, sigma))
+            places[k] = x
+        return places
+
+    starts = law.mean + rng.standard_normal((chains, d)) @ law.root.T
+    pilots = np.array([run(x, law, pilot) for x in starts])
+    # A function of releases, and fixed from here on.
+    propose = Proposals(
+        pilots[:, pilot // 2 :].mean(axis=(0, 1)),
+        np.linalg.cholesky(np.cov(pilots[:, pilot // 2 :].reshape(-1, d).T) + 1e-3*np.eye(d)),
+    )
+    places = np.array([run(x, propose, draws * thin)[thin - 1 :: thin] for x in pilots[:, -1]])
+    found = centre + shift + places @ expansion.W.T
+    found += rng.standard_normal(found.shape) @ spread.T
     measured = {
-        "chain_accepted": accepted / (chains * draws * thin),
-        "chain_sigma": float(np.median(sigmas)),
+        "chain_accepted": float(np.mean([accepted for accepted, _ in infos])),
+        "chain_sigma": float(np.median([sigma for _, sigma in infos])),
         "chain_share": correction.share,
     }
     return found, measured
+
+
+def pilot_moves(draws: int) -> int:
+    """Of one chain, before its proposals are fixed."""
+    return math.ceil(SETTINGS.pilot * SETTINGS.moves_per_draw * draws)
+
+
+def total_moves(chains: int, draws: int) -> int:
+    """K, of all chains together."""
+    return chains * (SETTINGS.moves_per_draw * draws + pilot_moves(draws))
 
 
 def noise_aware(posterior: Posterior, log_public: PublicLogDensity) -> tuple[Vector, Vector]:
