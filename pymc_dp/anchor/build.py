@@ -92,7 +92,7 @@ class _Run:
         self.looks = Looks(measure, self.scales, tempering)
         self.found: list[Look] = []
         self._tempering = tempering
-        self._kept, self._clip = 0.0, math.nan
+        self._kept, self._clip, self._off = 0.0, math.nan, False
 
     def first(self, search: Search) -> None:
         """The first look, so that the next is within about one sd."""
@@ -142,15 +142,17 @@ class _Run:
         return tilt < SETTINGS.chain_tilt and len(self.place) <= SETTINGS.chain_dimensions
 
     def price(self, moves: int) -> None:
-        """Keep what a chain would cost, if that is next to nothing or if the law so far is off."""
+        """Keep what a chain costs, if the law so far is off, or if that is next to nothing."""
         s, seen = SETTINGS, self._seen()
         asked = price(self.measure, *seen, moves, self.looks.cheap)
-        need = max(asked.need, s.next_to_nothing)
-        if need == s.next_to_nothing or (
-            need <= s.most_for_chain
-            and divergence(self.measure, *seen, asked.clip) > s.law_is_off
-        ):
-            self._clip, self._kept = asked.clip, need
+        if asked.need > s.most_for_chain:
+            return
+        self._off = divergence(self.measure, *seen, asked.clip) > s.law_is_off
+        if self._off or asked.need <= s.next_to_nothing:
+            self._kept = max(asked.need, s.next_to_nothing)
+            # What is kept beyond the need buys a wider bound, until the noise is that of `spare_sigma`.
+            spare = s.spare_sigma * math.sqrt(self._kept / asked.need)
+            self._clip = asked.clip * max(spare, 1.0)
 
     def correction(self) -> Correction | None:
         """A chain, if the law of all looks is off and one was kept for."""
@@ -165,7 +167,9 @@ class _Run:
         """The looks that have a part in the law, and what they say."""
         every = self._pool(self.found)
         part = np.maximum(np.trace(every.parts, axis1=1, axis2=2) / len(self.P), every.weights)
-        pool = self._pool([k for k, p in zip(self.found, part, strict=True) if p > SETTINGS.weighty])
+        pool = self._pool(
+            [k for k, p in zip(self.found, part, strict=True) if p > SETTINGS.weighty]
+        )
         r = posterior_of(pool.law, self.log_public, self.place, pool)
         return Expansion(pool, power(self.P, -0.5), self._tempering), r
 
@@ -182,6 +186,10 @@ class _Run:
         for_hessian = float(
             np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most)
         )
+        if (
+            self._off
+        ):  # the chain's target is distorted by the curvature's noise, further out most of all
+            for_hessian = most
         if third:
             pool = self._pool(self.found)
             self._predicted = pool.law.beta, pool.noise_at(np.zeros(d))

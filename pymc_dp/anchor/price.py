@@ -82,9 +82,7 @@ def divergence(
     s = SETTINGS
     places = _Draws(expansion, posterior)(s.sums)
     bounds = [clip * reach(np.zeros(len(x)), x) for x in places]
-    shares = [
-        max((measure.noise_sd(b, 1.0) / s.sums_sd) ** 2, LEAST_SHARE) for b in bounds
-    ]
+    shares = [max((measure.noise_sd(b, 1.0) / s.sums_sd) ** 2, LEAST_SHARE) for b in bounds]
     if sum(shares) > s.most_for_sums:
         return math.nan
     released = [

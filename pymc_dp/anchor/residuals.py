@@ -152,6 +152,27 @@ class ResidualSizes:
         yield sizes
 
 
+@dataclass(frozen=True, eq=False)
+class Clipped:
+    """Whether a unit's residual ratio is clipped: 1 or 0.
+
+    Parameters
+    ----------
+    sizes : ResidualSizes
+    clip : float
+        c.
+    """
+
+    sizes: ResidualSizes
+    clip: float
+    dimension = None
+
+    def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`~pymc_dp.records.questions.Question`. What is not a number is clipped, to 0."""
+        for sizes in self.sizes.terms(records, units):
+            yield 1.0 - (sizes <= self.clip)
+
+
 def residuals_of(
     records: LocalRecords, expansion: Expansion, units: Units | None = None
 ) -> "Residuals":

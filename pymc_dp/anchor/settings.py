@@ -109,8 +109,16 @@ class AnchorSettings:
     """Of the chain, of which the last is handed out."""
     pilot: float = 0.25
     """Moves, beside these, after which the proposals are fixed."""
-    radius: float = 10.0
+    radius: float = 6.0
     """In √d whitened sds: beyond, the looks are no guide, and the target may not even be proper."""
+    spare_sigma: float = 0.5
+    """A typical move's noise up to which a wider bound costs hardly any acceptance."""
+    of_clipped: float = 0.02
+    """The part of the chain's share that pays for a count of clipped units."""
+    clipped_warning: float = 0.01
+    """Share of clipped units from which the chain's draws are doubtful."""
+    accepted_warning: float = 0.1
+    """Acceptance below which they are: where noise stops the moves, draws stay where they began."""
     next_to_nothing: float = 0.005
     """The share that is kept for a chain unasked, if it needs no more. Whether it has something to do is then asked
     when all looks are made; if not, this was for nothing, but costs no interval more than a quarter of a percent."""

@@ -37,7 +37,7 @@ from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import hessians_fit
 from pymc_dp.steps.host import PrivateStep
-from pymc_dp.steps.residual_chain import corrected, total_moves
+from pymc_dp.steps.residual_chain import corrected, doubts, total_moves
 from pymc_dp.steps.run import RunSettings, remember
 
 _log = logging.getLogger("pymc.dp")
@@ -165,7 +165,7 @@ class DPAnchored(PrivateStep):
     def _judge(self, anchor: Anchor, purse: Purse) -> None:
         labels = self.compiled.parameters.labels
         verdict = judge(anchor, labels, self.compiled.parameters.largest)
-        for warning in verdict.warnings:
+        for warning in (*verdict.warnings, *(doubts(self._of_chain) if self._of_chain else ())):
             _log.warning("%s", warning)
         measured = report(anchor, labels, verdict.usable) | self._of_chain
         if purse.spent < 1 - 1e-6:

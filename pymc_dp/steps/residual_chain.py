@@ -22,13 +22,13 @@ import numpy as np
 
 from pymc_dp.anchor.law import Posterior, posterior_of
 from pymc_dp.anchor.model import Correction
-from pymc_dp.anchor.residuals import ResidualRatio, reach
+from pymc_dp.anchor.residuals import Clipped, ResidualRatio, ResidualSizes, reach
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.purse import Purse
-from pymc_dp.records.measurements import Curator
+from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
 
 
@@ -141,60 +141,99 @@ def corrected(
 
     Notes
     -----
-    **Releases**: per move a sum of clipped residual ratios (sensitivity 2B). **Guarantee**: K Gaussian events
-    whose multiplier z is fixed, and paid for, before the first.
+    **Releases**: per move a sum of clipped residual ratios (sensitivity 2B), and one count of clipped units (1).
+    **Guarantee**: K Gaussian events whose multiplier z is fixed, and paid for, before the first, and one more.
     """
     expansion, r, s = correction.expansion, correction.posterior, SETTINGS
-    thin, d = s.moves_per_draw, len(r.mean)
-    pilot = pilot_moves(draws)
+    thin, d, centre = s.moves_per_draw, len(r.mean), r.law.centre
+    share = min(correction.share, 1 - purse.spent)
     moves = total_moves(chains, draws)
-    z, permit = purse.permit(min(correction.share, 1 - purse.spent), moves)
-    centre, furthest = r.law.centre, s.radius * math.sqrt(d)
+    z, permit = purse.permit((1 - s.of_clipped) * share, moves)
     law = Proposals(
         expansion.inverse @ (r.mean - centre),
         expansion.inverse @ np.linalg.cholesky(r.covariance),
     )
+
+    def bound(x: Vector, new: Vector) -> float:
+        return correction.clip * reach(x, new)
 
     def noisy_ratio(x: Vector, new: Vector, B: float) -> float:
         of = ResidualRatio(expansion, x, new)
         return float(curator.sum(of, bound=B, noise_multiplier=z, permit=permit))
 
     def log_known(x: Vector) -> float:
-        if np.linalg.norm(x - law.mean) > furthest:
+        if np.linalg.norm(x - law.mean) > s.radius * math.sqrt(d):
             return -math.inf
         return expansion.log_ratio(x) + log_public(expansion.to_theta(x))
 
-    shift, spread = noise_aware(r, log_public)
     rng = np.random.default_rng(zlib.crc32(r.law.k.tobytes() + r.law.K.tobytes()))
-    infos: list[tuple[bool, float]] = []
+    accepted, sigmas = 0, list[float]()
 
     def run(x: Vector, propose: Proposals, moves: int) -> Vector:
+        nonlocal accepted
         places = np.empty((moves, d))
         for k in range(moves):
             x, info, sigma = move(
-                rng, x, propose=propose, bound=lambda x, new: correction.clip * reach(x, new),
-                noisy_ratio=noisy_ratio, log_known=log_known, noise_multiplier=z,
+                rng, x, propose=propose, bound=bound, noisy_ratio=noisy_ratio,
+                log_known=log_known, noise_multiplier=z,
             )  # fmt: skip
-            infos.append((info.accepted, sigma))
+            accepted += info.accepted
+            sigmas.append(sigma)
             places[k] = x
         return places
 
     starts = law.mean + rng.standard_normal((chains, d)) @ law.root.T
-    pilots = np.array([run(x, law, pilot) for x in starts])
-    # A function of releases, and fixed from here on.
-    propose = Proposals(
-        pilots[:, pilot // 2 :].mean(axis=(0, 1)),
-        np.linalg.cholesky(np.cov(pilots[:, pilot // 2 :].reshape(-1, d).T) + 1e-3*np.eye(d)),
-    )
+    pilots = np.array([run(x, law, pilot_moves(draws)) for x in starts])
+    propose = proposals_from(pilots)
     places = np.array([run(x, propose, draws * thin)[thin - 1 :: thin] for x in pilots[:, -1]])
+    pairs = rng.permutation(places.reshape(-1, d))[: 2 * s.probes]
+    clipped = Clipped(
+        ResidualSizes(expansion, pairs[: len(pairs) // 2 * 2].reshape(-1, 2, d)), correction.clip
+    )
+    many, sd = PaidMeasurements(curator, purse).count(clipped, s.of_clipped * share)
+    shift, spread = noise_aware(r, log_public)
     found = centre + shift + places @ expansion.W.T
     found += rng.standard_normal(found.shape) @ spread.T
     measured = {
-        "chain_accepted": float(np.mean([accepted for accepted, _ in infos])),
-        "chain_sigma": float(np.median([sigma for _, sigma in infos])),
-        "chain_share": correction.share,
+        "chain_share": share,
+        "chain_accepted": accepted / moves,
+        "chain_sigma": float(np.median(sigmas)),
+        "chain_clipped": many / curator.n_units,
+        "chain_clipped_sd": sd / curator.n_units,
     }
     return found, measured
+
+
+def doubts(measured: dict[str, float]) -> list[str]:
+    """What a user should be told of a chain."""
+    s, warnings = SETTINGS, []
+    surely = measured["chain_clipped"] - 2 * measured["chain_clipped_sd"]
+    if surely > s.clipped_warning:
+        warnings.append(
+            f"The chain clips the residuals of {measured['chain_clipped']:.1%} of the units, so that its draws are "
+            "drawn towards the normal law that it should correct. A larger `epsilon`, or more records, help."
+        )
+    if measured["chain_accepted"] < s.accepted_warning:
+        warnings.append(
+            f"The chain has accepted {measured['chain_accepted']:.1%} of its moves: privacy noise stops it, or the "
+            "posterior is curved too strongly. Fewer `draws`, a larger `epsilon`, or other coordinates for the "
+            "parameters help."
+        )
+    return warnings
+
+
+def proposals_from(pilots: Vector) -> Proposals:
+    """Proposals for the chain, by the later halves of its pilots: a function of what was released.
+
+    Parameters
+    ----------
+    pilots : ndarray, shape (chains, moves, d)
+    """
+    d = pilots.shape[-1]
+    later = pilots[:, pilots.shape[1] // 2 :].reshape(-1, d)
+    # In white coordinates: a pilot that has not moved still proposes something.
+    covariance = np.cov(later.T).reshape(d, d) + 1e-3 * np.eye(d)
+    return Proposals(later.mean(axis=0), np.linalg.cholesky(covariance))
 
 
 def pilot_moves(draws: int) -> int:
