@@ -138,8 +138,10 @@ class _Run:
     @property
     def may_be_off(self) -> bool:
         """Whether it could be seen that the law is not the posterior, when all is spent."""
-        tilt = self.posterior.tilt * math.sqrt(1 - self.measure.spent)
-        return tilt < SETTINGS.chain_tilt and len(self.place) <= SETTINGS.chain_dimensions
+        s, r = SETTINGS, self.posterior
+        seen = r.tilt * math.sqrt(1 - self.measure.spent) < s.chain_tilt
+        # Where nothing was learnt there is no tilt either.
+        return seen and len(self.place) <= s.chain_dimensions and min(r.of_prior) < s.prior_warning
 
     def price(self, moves: int) -> None:
         """Keep what a chain costs, if the law so far is off, or if that is next to nothing."""

@@ -9,8 +9,9 @@ import pytest
 from scipy import integrate
 
 import pymc_dp as dp
-from pymc_dp.anchor.law import pooled
+from pymc_dp.anchor.law import pooled, posterior_of
 from pymc_dp.anchor.looks import Look
+from pymc_dp.anchor.price import Price, divergence, price
 from pymc_dp.anchor.residuals import (
     Clipped,
     Expansion,
@@ -24,7 +25,10 @@ from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.linalg import as_matrix, clip
 from pymc_dp.privacy.clipping import RESOLUTION
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
+from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.questions import Gradient, Hessian
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.steps.anchored import DPAnchored
@@ -74,7 +78,9 @@ def look_at(records, theta, V, b, C, noise, rng, tempering=1.0):
     return Look(theta, V, G, A, 0.5, 0.3, b, C, 0.1), xi, Xi
 
 
-def expansion_of(records, *, d=1, bounds=1e9, noise=0.7, tempering=1.0, shift=0.0, scale=0.2, V=0.3):
+def expansion_of(
+    records, *, d=1, bounds=1e9, noise=0.7, tempering=1.0, shift=0.0, scale=0.2, V=0.3
+):
     """Three looks, pooled, and the noise in what they say: ξ and Ξ of the proof, by its formula."""
     rng = np.random.default_rng(8)
     centre = np.array([0.75, 0.7])[-d:] + shift
@@ -232,7 +238,7 @@ def test_the_tilted_posterior_is_invariant():
 
 @pytest.mark.chain
 def test_an_asymmetric_bound_is_caught():
-    distance, _ = off_target(lambda x, new: 90.0 * abs(float(new[0] - x[0])) * abs(float(x[0])))
+    distance, _ = off_target(lambda x, new: 60.0 * abs(float(new[0] - x[0])) * np.exp(2 * x[0]))
     assert distance > 1.63
 
 
@@ -254,16 +260,16 @@ def test_what_a_user_is_told_of_a_chain():
 
 # -- through the step --------------------------------------------------------------------------------
 
-WAITED = np.random.default_rng(1).gamma(0.5, 1.0, size=400)
+MEASURED = np.random.default_rng(1).normal([0.0, 0.5], [3.0, 1.0], size=(2000, 2))
 
 
-def curved(y=WAITED):
-    """Mean and log spread of few records, through a square: the posterior is a banana."""
+def curved(rows=MEASURED):
+    """A bent normal: the posterior is a banana."""
     with pm.Model() as model:
         first = pm.Normal("first", 0, 1)
         second = pm.Normal("second", 0, 1)
-        pm.Normal("y", second + 2 * first**2, 1, observed=pm.Data("Y", y))
-        pm.Normal("z", first, 3, observed=pm.Data("Z", y[::-1].copy()))
+        pm.Normal("y", second + 8 * first**2, 1, observed=pm.Data("Y", rows[:, 1]))
+        pm.Normal("z", first, 3, observed=pm.Data("Z", rows[:, 0]))
     return model
 
 
@@ -290,14 +296,13 @@ class Spending:
         monkeypatch.setattr(Purse, "permit", permit)
 
 
-def built(model, monkeypatch, epsilon, **settings):
+def built(model, monkeypatch, epsilon):
     """A step's anchor and draws, few of them, and what was paid for each part."""
     spending = Spending(monkeypatch)
-    for name, value in settings.items():
-        changed = dataclasses.replace(SETTINGS, **{name: value})
-        for module in ("anchor.build", "anchor.price", "steps.residual_chain"):
-            monkeypatch.setattr(f"pymc_dp.{module}.SETTINGS", changed)
-    step = DPAnchored(draws=20, chains=2, epsilon=epsilon, model=model, compile_kwargs=FAST)
+    step = DPAnchored(
+        draws=20, chains=2, epsilon=epsilon, model=model, compile_kwargs=FAST,
+        noise_source=dp.InsecureSeededNoise(5),
+    )  # fmt: skip
     anchor = step.build_anchor()
     return step, anchor, spending.parts
 
@@ -315,6 +320,106 @@ def test_where_noise_hides_what_it_would_correct_nothing_is_asked(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr("pymc_dp.anchor.build.price", refuse)
-    _, anchor, parts = built(straight(400), monkeypatch, 0.5)
+    changed = dataclasses.replace(SETTINGS, chain_tilt=1e-3)
+    monkeypatch.setattr("pymc_dp.anchor.build.SETTINGS", changed)
+    _, anchor, parts = built(straight(), monkeypatch, 8.0)
     assert anchor.correction is None
     assert sum(share for share, _ in parts) == pytest.approx(1)
+
+
+def paid(z):
+    curator = Curator(records_of(skewed()), dp.InsecureSeededNoise(6))
+    return PaidMeasurements(curator, Purse(Permit(0, 0, (Gaussian(z),)), z))
+
+
+def test_how_far_a_law_is_off_is_half_the_variance_of_the_residuals_sums():
+    """And what that and the chain cost follows from the bound; with little noise, by brute force."""
+    z, moves = 1e-3, 5000
+    expansion, _, _ = expansion_of(records_of(skewed()), noise=0.0)
+    law = posterior_of(
+        expansion.pool.law, dp.compile(skewed(), compile_kwargs=FAST).log_public, np.array([0.75])
+    )
+    measure = paid(z)
+    asked = price(measure, expansion, law, moves, 0.01)
+    off = divergence(measure, expansion, law, asked.clip)
+    assert measure.spent < 0.01 + SETTINGS.most_for_sums
+    residuals = Residuals(records_of(skewed()), expansion)
+    sd = math.sqrt(law.covariance[0, 0]) / expansion.W[0, 0]
+    mean = (law.mean - expansion.pool.law.centre) / expansion.W[0, 0]
+    pairs = mean + sd * np.random.default_rng(1).standard_normal((2000, 2, 1))
+    typical = np.median([reach(x, new) for x, new in pairs])
+    assert asked.need == pytest.approx(moves * (2 * z * asked.clip * typical) ** 2, rel=0.5)
+    places = mean + sd * np.random.default_rng(0).standard_normal((SETTINGS.sums, 1))
+    sums = [residuals(x).sum() for x in places]
+    assert off == pytest.approx(np.var(sums, ddof=1) / 2, rel=0.2, abs=0.02)
+    assert math.isnan(divergence(paid(100.0), expansion, law, asked.clip))
+
+
+def always(monkeypatch):
+    """Whether it pays or not, there is a chain."""
+    monkeypatch.setattr("pymc_dp.anchor.build.price", lambda *_: Price(0.5, 0.01))
+    monkeypatch.setattr("pymc_dp.anchor.build.divergence", lambda *_: 1.0)
+
+
+def test_the_chain_is_one_part_of_the_purse(monkeypatch):
+    always(monkeypatch)
+    step, anchor, parts = built(straight(), monkeypatch, 8.0)
+    assert anchor.correction is not None
+    K = total_moves(2, 20)
+    assert [count for _, count in parts if count > 1] == [K]
+    assert sum(share for share, _ in parts) == pytest.approx(1)
+    assert step._draws.shape == (2, 20, 2)
+    assert np.isfinite(step._draws).all()
+    assert step.guarantee.measured["chain_accepted"] == step._of_chain["chain_accepted"] > 0
+
+
+def test_moves_beyond_those_that_were_paid_for_are_refused(monkeypatch):
+    """And none of them is made before all are paid for."""
+    always(monkeypatch)
+    monkeypatch.setattr("pymc_dp.steps.residual_chain.total_moves", lambda *_: 7)
+    with pytest.raises(PrivacyBudgetExceeded):
+        built(straight(), monkeypatch, 8.0)
+
+
+def test_a_run_with_a_chain_is_a_function_of_releases_alone(monkeypatch):
+    """Other data, the same released numbers: the same draws, to the last bit."""
+
+    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise):
+        for _ in parts:
+            pass
+        permit.take(Gaussian(noise_multiplier))
+        rng = np.random.default_rng(int(np.float64(bound).view(np.int64)) % 2**32)
+        total = rng.normal(size=dimension) * bound
+        if dimension == 3:  # Hessians of two parameters: curved enough to be taken for learnt
+            total[[0, 2]] = -300 * bound
+        return total
+
+    def counted(counts, *, noise_multiplier, permit, noise):
+        counts()
+        permit.take(Gaussian(noise_multiplier))
+
+    class Canned:
+        def __init__(self, counts, sd, bins_per_octave):
+            assert counts is None
+
+        largest = 4.0
+
+        def quantile(self, p):
+            return 1.0 + p
+
+        def excess(self, bound):
+            return 10 / bound
+
+    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", released)
+    monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counted)
+    monkeypatch.setattr("pymc_dp.records.measurements.PrivateHistogram", Canned)
+    always(monkeypatch)
+    changed = dataclasses.replace(SETTINGS, chain_tilt=math.inf, prior_warning=math.inf)
+    monkeypatch.setattr("pymc_dp.anchor.build.SETTINGS", changed)
+    draws = []
+    for seed in (0, 1):
+        rows = np.random.default_rng(seed).normal(seed, 1 + seed, size=(2000, 2))
+        step, anchor, _ = built(curved(rows), monkeypatch, 30.0)
+        assert anchor.correction is not None
+        draws.append(step._draws)
+    np.testing.assert_array_equal(*draws)
