@@ -170,7 +170,7 @@ class Clipped:
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.questions.Question`. What is not a number is clipped, to 0."""
         for sizes in self.sizes.terms(records, units):
-            yield 1.0 - (sizes <= self.clip)
+            yield np.where(sizes <= self.clip, 0.0, 1.0)
 
 
 def residuals_of(

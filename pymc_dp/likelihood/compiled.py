@@ -16,7 +16,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compilation import compiling
-from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
+from pymc_dp.likelihood.curvature import UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
@@ -147,16 +147,6 @@ class CompiledModel:
         likelihood = self.likelihood
         with doing("Compiling the second derivatives"):
             return UnitHessians(self._graph, likelihood, compile_kwargs=self._compile_kwargs)
-
-    @cached_property
-    @compiling()
-    def curvature(self) -> DirectionalCurvature:
-        """Second derivative of every unit's log-likelihood along a line."""
-        likelihood = self.likelihood
-        with doing("Compiling the second derivatives along a line"):
-            return DirectionalCurvature(
-                self._graph, likelihood, compile_kwargs=self._compile_kwargs
-            )
 
     def check_unchanged(self) -> None:
         """Refuse a model that is no longer the one that was looked at."""

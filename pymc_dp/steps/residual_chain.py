@@ -233,7 +233,7 @@ def proposals_from(pilots: Vector) -> Proposals:
     later = pilots[:, pilots.shape[1] // 2 :].reshape(-1, d)
     # In white coordinates: a pilot that has not moved still proposes something.
     covariance = np.cov(later.T).reshape(d, d) + 1e-3 * np.eye(d)
-    return Proposals(later.mean(axis=0), np.linalg.cholesky(covariance))
+    return Proposals(np.asarray(later.mean(axis=0)), np.linalg.cholesky(covariance))
 
 
 def pilot_moves(draws: int) -> int:

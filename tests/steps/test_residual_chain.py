@@ -334,7 +334,7 @@ def paid(z):
 
 def test_how_far_a_law_is_off_is_half_the_variance_of_the_residuals_sums():
     """And what that and the chain cost follows from the bound; with little noise, by brute force."""
-    z, moves = 1e-3, 5000
+    z, moves = 1e-4, 5000
     expansion, _, _ = expansion_of(records_of(skewed()), noise=0.0)
     law = posterior_of(
         expansion.pool.law, dp.compile(skewed(), compile_kwargs=FAST).log_public, np.array([0.75])
