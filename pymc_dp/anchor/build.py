@@ -15,6 +15,7 @@ from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector, power
 from pymc_dp.records.measurements import Measurements
+from pymc_dp.records.sums import hessians_fit
 
 
 def build_anchor(
@@ -46,11 +47,6 @@ def build_anchor(
     -------
     Anchor
 
-    Raises
-    ------
-    LinAlgError
-        If the noisy equations have no solution.
-
     Notes
     -----
     **Releases**, each of a function of one unit's record and of earlier releases: histograms, counts, sums of
@@ -59,22 +55,25 @@ def build_anchor(
     Gaussian release of the budget's multiplier.
     """
     run = _Run(measure, log_public, start, tempering)
-    on_progress("searching for the mode")
-    search = find_mode(run.looks, log_public, start, on_progress)
-    if search.P is None or search.lost:
-        return run.nothing(search)
-    on_progress("a first look there")
-    run.first(search)
-    on_progress("choosing clipping bounds for good")
-    run.settle()
-    on_progress("measuring the gradient, second look")
-    run.last(third=False)
-    if moves and run.may_be_off:
-        on_progress("asking whether a normal law will do")
-        run.price(moves)
-    on_progress("measuring the gradient, third look")
-    run.last(third=True)
-    return run.anchor(search)
+    try:
+        on_progress("searching for the mode")
+        search = find_mode(run.looks, log_public, start, on_progress)
+        if search.lost:
+            return run.nothing()
+        on_progress("a first look there")
+        run.first(search)
+        on_progress("choosing clipping bounds for good")
+        run.settle()
+        on_progress("measuring the gradient, second look")
+        run.last(third=False)
+        if moves and run.may_be_off:
+            on_progress("asking whether a normal law will do")
+            run.price(moves)
+        on_progress("measuring the gradient, third look")
+        run.last(third=True)
+        return run.anchor(search)
+    except (np.linalg.LinAlgError, OverflowError):  # of released numbers
+        return run.nothing()
 
 
 class _Run:
@@ -89,7 +88,9 @@ class _Run:
     ):
         self.measure, self.log_public, self.start = measure, log_public, start
         self.scales = prior_scales(log_public, start)
-        self.looks = Looks(measure, self.scales, tempering)
+        n, sd = measure.units(SETTINGS.of_units)
+        self.n = max(n, sd, 1.0)
+        self.looks = Looks(measure, self.n, self.scales, tempering)
         self.found: list[Look] = []
         self._tempering = tempering
         self._kept, self._clip, self._off = 0.0, math.nan, False
@@ -97,16 +98,16 @@ class _Run:
     def first(self, search: Search) -> None:
         """The first look, so that the next is within about one sd."""
         s, looks = SETTINGS, self.looks
-        assert search.P is not None
         self.place, self.P, t1 = search.theta, search.P, search.t1
         self.found += search.looks
         share = float(np.clip(t1**2, *s.first_look))
         frames = [power(self.P, -0.5), np.diag(self.scales)]
-        V, b, excess = looks.choose(
-            self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept
-        )
+        chosen = looks.choose(
+            self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept,
+            0.0 if looks.poor else looks.fine,
+        )  # fmt: skip
         for_hessian = max(s.hessian_part[0], s.hessian_of_first * share)
-        self.found.append(looks.look(self.place, V, b, share, for_hessian, s.hessians_kept, excess))
+        self.found.append(looks.look(self.place, chosen, share, for_hessian, s.hessians_kept))
         self._t = t1 / math.sqrt(share)
         self._move()
 
@@ -118,30 +119,35 @@ class _Run:
 
     def _pool(self, looks: Sequence[Look]) -> Pooled:
         prior = -self.log_public.hessian(self.place)
-        n = self.measure.n_units
-        return pooled(looks, self.place, self.P, n, self.scales, nearby, prior)
+        return pooled(looks, self.place, self.P, self.n, self.scales, nearby, prior)
 
     def settle(self) -> None:
         """The frame and the bound for all that is left, and how noise is best divided."""
         looks, s, d = self.looks, SETTINGS, len(self.place)
         frames = [power(self.P, -0.5), np.diag(self.scales), middle_frame(self.P, self.scales)]
-        share, bins = looks.fine, looks.bins_for(looks.fine)
-        self.V, self.b, self.excess = looks.choose(self.place, frames, self.P, share, 0.8, bins)
-        inverse = np.linalg.inv(self.V)
+        share = looks.fine
+        self.chosen = looks.choose(
+            self.place, frames, self.P, looks.cheap, 0.8, 2, for_count=s.final_count, finely=share
+        )
+        V, b, _, long = self.chosen
+        inverse = np.linalg.inv(V)
         X = inverse @ power(self.P, -0.5)
         size = float(np.trace(X.T @ X)) / d
         noise = self.measure.noise_sd
-        self.t1 = noise(self.b, 1.0) * math.sqrt(size)
-        sizes = looks.hessian_sizes(self.place, self.V, share / 2)
-        self.a1 = noise(looks.bound(sizes, 0.05, s.hessians_kept), 1.0) * size
+        self.t1 = noise(b, 1.0) * math.sqrt(size)
+        sizes = looks.hessian_sizes(self.place, V, share / 2)
+        C = looks.hessian_bound(sizes, 0.05, s.hessians_kept, long)
+        self.a1 = noise(C, 1.0) * size
 
     @property
     def may_be_off(self) -> bool:
         """Whether it could be seen that the law is not the posterior, when all is spent."""
         s, r = SETTINGS, self.posterior
         seen = r.tilt * math.sqrt(1 - self.measure.spent) < s.chain_tilt
+        d = len(self.place)
+        few = d <= s.chain_dimensions and hessians_fit(round(self.n), d)
         # Where nothing was learnt there is no tilt either.
-        return seen and len(self.place) <= s.chain_dimensions and min(r.of_prior) < s.prior_warning
+        return seen and few and bool(np.min(r.of_prior) < s.prior_warning)
 
     def price(self, moves: int) -> None:
         """Keep what a chain costs, if the law so far is off, or if that is next to nothing."""
@@ -163,7 +169,7 @@ class _Run:
         seen = self._seen()
         if not divergence(self.measure, *seen, self._clip) > SETTINGS.law_is_off:
             return None
-        return Correction(*seen, self._clip, 1 - self.measure.spent)
+        return Correction(*seen, self._clip, 1 - self.measure.spent, self.n)
 
     def _seen(self) -> tuple[Expansion, Posterior]:
         """The looks that have a part in the law, and what they say."""
@@ -179,7 +185,7 @@ class _Run:
         """A look with half of what is left, or with all of it that no chain needs."""
         s, d = SETTINGS, len(self.place)
         left = 1 - self.measure.spent - self._kept
-        share = (left if third else left / 2) - self.looks.cheap
+        share = (left if third else left / 2) - self.looks.fine / 2
         # How far the mode is from the place, by what is known, in posterior sds: there the curvature's noise acts.
         distance = math.sqrt(d) * min(self.t1 / math.sqrt(0.4) if third else self._t, 5 * self.t1)
         ratio = self.a1 * distance * math.sqrt((1 + 1 / d) / 2) / self.t1
@@ -188,22 +194,19 @@ class _Run:
         for_hessian = float(
             np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most)
         )
-        if (
-            self._off
-        ):  # the chain's target is distorted by the curvature's noise, further out most of all
-            for_hessian = most
+        # The chain's target is distorted by the curvature's noise, further out most of all.
+        for_hessian = most if self._off else for_hessian
         if third:
             pool = self._pool(self.found)
             self._predicted = pool.law.beta, pool.noise_at(np.zeros(d))
         self.found.append(
             self.looks.look(
                 self.place,
-                self.V,
-                self.b,
+                self.chosen,
                 share - for_hessian,
                 for_hessian,
                 s.hessians_kept,
-                self.excess,
+                self.looks.fine / 2,
             )
         )
         self.last_place = self.place
@@ -212,7 +215,7 @@ class _Run:
     def anchor(self, search: Search) -> Anchor:
         """All looks together."""
         d, last = len(self.place), self.found[-1]
-        pool = pooled(self.found, self.last_place, self.P, self.measure.n_units, self.scales)
+        pool = pooled(self.found, self.last_place, self.P, self.n, self.scales)
         r = posterior_of(pool.law, self.log_public, self.last_place, pool)
         expected, S = self._predicted
         off, V = last.gradient - expected, last.covariance + S
@@ -224,28 +227,17 @@ class _Run:
             rounds=len(search.looks), arrived=True, correction=self.correction(),
         )  # fmt: skip
 
-    def nothing(self, search: Search) -> Anchor:
+    def nothing(self) -> Anchor:
         """The prior, for all that was learnt."""
-        zero, at = np.zeros((len(self.start),) * 2), self.start
+        at, zero = self.start, np.zeros((len(self.start),) * 2)
         r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
         return Anchor(
-            r,
-            np.diag(self.scales),
-            math.nan,
-            math.nan,
-            math.nan,
-            np.zeros(len(at)),
-            len(search.looks),
-            False,
-        )
+            posterior=r, W=np.diag(self.scales), gradient_clip=math.nan, hessian_clip=math.nan,
+            surprise=math.nan, off=np.zeros(len(at)), rounds=0, arrived=False,
+        )  # fmt: skip
 
 
 def prior_scales(log_public: PublicLogDensity, start: Vector) -> Vector:
     """Standard deviations of the prior, about, of every parameter; 1 where it has none."""
     precision = -np.diag(log_public.hessian(start))
     return np.where(precision > 0, 1 / np.sqrt(np.maximum(precision, 1e-300)), 1.0)
-
-
-def prior_precision(log_public: PublicLogDensity, theta: Vector, W: Vector) -> Vector:
-    r""":math:`W^\top \Lambda W`, Λ minus the Hessian of the log prior at `theta`."""
-    return -W.T @ log_public.hessian(theta) @ W

@@ -23,12 +23,15 @@ class Correction:
         c of :class:`~pymc_dp.anchor.price.Price`.
     share : float
         What is left for it of the budget.
+    n_units : float
+        How many units, as far as may be known.
     """
 
     expansion: Expansion
     posterior: Posterior
     clip: float
     share: float
+    n_units: float
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def price(
     moves : int
         K, of all chains together.
     share : float
-        Of what is released: one histogram (sensitivity √2).
+        Of what is released: one histogram (sensitivity √κ).
     """
     s, drawn = SETTINGS, _Draws(expansion, posterior)
     pairs = drawn(s.probes, 2)
@@ -77,7 +77,7 @@ def divergence(
     Notes
     -----
     **Releases**: :attr:`~pymc_dp.anchor.settings.AnchorSettings.sums` sums of residuals clipped to B
-    (sensitivity 2B each).
+    (sensitivity κB each).
     """
     s = SETTINGS
     places = _Draws(expansion, posterior)(s.sums)

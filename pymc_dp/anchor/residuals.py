@@ -130,12 +130,13 @@ class ResidualRatio:
 
 @dataclass(frozen=True, eq=False)
 class ResidualSizes:
-    """Sizes of units' residual ratios over :func:`reach`, each between one of a few public pairs of points.
+    """Largest size of a unit's residual ratios over :func:`reach`, between some public pairs of points.
 
     Parameters
     ----------
     expansion : Expansion
     pairs : ndarray, shape (pairs, 2, d)
+        All are every unit's: which it has must not depend on how many others there are.
     """
 
     expansion: Expansion
@@ -143,18 +144,17 @@ class ResidualSizes:
     dimension = None
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.Question`. A unit's pair follows from its number."""
+        """See :class:`~pymc_dp.records.questions.Question`."""
         residuals = residuals_of(records, self.expansion, units)
-        sizes, many = np.empty(records.n_units), len(self.pairs)
-        for k, (x, new) in enumerate(self.pairs):
-            some = slice((k - records.first_unit) % many, None, many)
-            sizes[some] = np.abs(residuals(new)[some] - residuals(x)[some]) / reach(x, new)
+        sizes = np.zeros(records.n_units)
+        for x, new in self.pairs:
+            sizes = np.maximum(sizes, np.abs(residuals(new) - residuals(x)) / reach(x, new))
         yield sizes
 
 
 @dataclass(frozen=True, eq=False)
 class Clipped:
-    """Whether a unit's residual ratio is clipped: 1 or 0.
+    """Whether a unit's residual ratio is clipped in any of some moves: 1 or 0.
 
     Parameters
     ----------

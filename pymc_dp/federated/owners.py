@@ -16,8 +16,8 @@ from pymc_dp.federated.agreement import (
 )
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins, count_sd
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.records.questions import Gradient, Question
 
 
@@ -82,6 +82,14 @@ class Owners:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         return self._multiplier("surrogate") / math.sqrt(self._left * share)
 
+    def noise_sd(self, bound: float, share: float) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return SUBSTITUTE_ONE.noise_sd(bound, self.multiplier(share))
+
+    def count_sd(self, share: float) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return SUBSTITUTE_ONE.count_sd(self.multiplier(share))
+
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         kind, sizes = _kind(of)
@@ -89,7 +97,15 @@ class Owners:
         if not isinstance(of, Clipped):
             request["bound"] = np.asarray(float(bound))
         total = summed(self._ask(kind, request), kind, (sizes,))
-        return total, noise_sd(bound, self.multiplier(share))
+        return total, self.noise_sd(bound, share)
+
+    def count(self, of: Question, share: float) -> tuple[float, float]:
+        """Refused: owners answer the questions that they have agreed to, and marks are not among them."""
+        raise PrivacyError(f"Owners do not count {type(of).__name__}.")
+
+    def units(self, share: float) -> tuple[float, float]:
+        """See :class:`~pymc_dp.records.measurements.Measurements`: owners tell their numbers."""
+        return float(self.n_units), 0.0
 
     def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
@@ -101,7 +117,7 @@ class Owners:
         }
         answers = self._ask(f"{kind}_sizes", request)
         counts = summed(answers, f"{kind}_sizes", (count_of_bins(bins_per_octave),))
-        return PrivateHistogram(counts, count_sd(self.multiplier(share)), bins_per_octave)
+        return PrivateHistogram(counts, self.count_sd(share), bins_per_octave)
 
     def count_clipped(self, of: Clipped, share: float) -> tuple[float, float]:
         """Share of units of which gradient or Hessian, whichever is more, is clipped; and its noise."""

@@ -18,16 +18,14 @@ import numpy as np
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.draws import draw
 from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.verdict import NOT_ARRIVED, judge, report
+from pymc_dp.anchor.verdict import judge, report
 from pymc_dp.checks import fraction
 from pymc_dp.exceptions import (
     NoAnchorError,
     PrivacyConfigurationError,
-    PrivacyError,
     UnsupportedModelError,
 )
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.plans import Permit
@@ -35,12 +33,14 @@ from pymc_dp.privacy.purse import Purse
 from pymc_dp.progress import doing, tell
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
-from pymc_dp.records.sums import hessians_fit
 from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.residual_chain import corrected, doubts, total_moves
 from pymc_dp.steps.run import RunSettings, remember
 
 _log = logging.getLogger("pymc.dp")
+
+_ROUNDING = 1e-6
+"""Of shares that are added up to the whole budget."""
 
 
 class DPAnchored(PrivateStep):
@@ -106,16 +106,13 @@ class DPAnchored(PrivateStep):
         # One release that costs the whole budget; a hair more, for the rounding of its division.
         self._z = self.run.multiplier_of_one() * (1 + 2.0**-40)
         self.pays(once=(Gaussian(self._z),), settings={"tempering": self._tempering})
-        moves = total_moves(self.run.chains, self.iterations)
-        self._moves = moves if hessians_fit(self.roles.n_units, d) else 0
         _ = self.compiled.likelihood  # what it lacks, other samplers miss too
         try:
             self._curator = self.curator(derivatives=2)
         except UnsupportedModelError as error:
             raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
         self.anchor: Anchor | None = None
-        self._draws: Vector | None = None
-        self._of_chain: dict[str, float] = {}
+        self._draws: Any = None
 
     def build_anchor(self) -> Anchor:
         """Release what the law is made of, once, and draw from it; all chains of the run share it.
@@ -128,68 +125,36 @@ class DPAnchored(PrivateStep):
         if self.anchor is None:
             self.run.reserve()
             purse = Purse(self.run.charge_first(), self._z)
-            try:
-                # Floating point errors, if a user has them raised, would tell of records, or lose the run.
-                with np.errstate(all="ignore"), doing("Anchor"):
-                    self.anchor = build_anchor(
-                        PaidMeasurements(self._curator, purse),
-                        self.log_public,
-                        self.compiled.parameters.start,
-                        tempering=self._tempering,
-                        moves=self._moves,
-                        on_progress=lambda what: tell(f"Anchor: {what}"),
+            # Floating point errors, if a user has them raised, would tell of records, or lose the run.
+            with np.errstate(all="ignore"), doing("Anchor"):
+                anchor = build_anchor(
+                    PaidMeasurements(self._curator, purse),
+                    self.log_public,
+                    self.compiled.parameters.start,
+                    tempering=self._tempering,
+                    moves=total_moves(self.run.chains, self.iterations),
+                    on_progress=lambda what: tell(f"Anchor: {what}"),
+                )
+                tell("Anchor: drawing from what was released")
+                size = self.iterations, self.run.chains
+                self._draws = draw(anchor, self.log_public, *size, self._nuts_sampler)
+                of_chain: dict[str, float] = {}
+                if anchor.correction is not None:
+                    tell("Anchor: correcting the draws by a chain on residuals")
+                    self._draws, of_chain = corrected(
+                        self._curator, purse, anchor.correction, self.log_public, *size
                     )
-                    tell("Anchor: drawing from what was released")
-                    self._draws = draw(
-                        self.anchor.posterior,
-                        self.log_public,
-                        self.iterations,
-                        self.run.chains,
-                        self._nuts_sampler,
-                    )
-                    if self.anchor.correction is not None:
-                        tell("Anchor: correcting the draws by a chain on residuals")
-                        self._draws, self._of_chain = corrected(
-                            self._curator,
-                            purse,
-                            self.anchor.correction,
-                            self.log_public,
-                            self.run.chains,
-                            self.iterations,
-                        )
-            except (np.linalg.LinAlgError, OverflowError):  # of released numbers
-                raise PrivacyError(self._give_up(purse)) from None
-            self._judge(self.anchor, purse)
+            if purse.spent < 1 - _ROUNDING:  # a search that was lost
+                self.ledger.settle(self.guarantee.first_plan, purse.close())
+            labels = self.compiled.parameters.labels
+            verdict = judge(anchor, labels, self.compiled.parameters.largest)
+            for warning in (*verdict.warnings, *doubts(of_chain)):
+                _log.warning("%s", warning)
+            measured = report(anchor, labels, verdict.usable) | of_chain
+            self.run.guarantee = replace(self.guarantee, measured=measured)
+            remember(self)
+            self.anchor = anchor
         return self.anchor
-
-    def _judge(self, anchor: Anchor, purse: Purse) -> None:
-        labels = self.compiled.parameters.labels
-        verdict = judge(anchor, labels, self.compiled.parameters.largest)
-        for warning in (*verdict.warnings, *(doubts(self._of_chain) if self._of_chain else ())):
-            _log.warning("%s", warning)
-        measured = report(anchor, labels, verdict.usable) | self._of_chain
-        if purse.spent < 1 - 1e-6:
-            self._settle(purse)
-        self.run.guarantee = replace(self.guarantee, measured=measured)
-        remember(self)
-
-    def _settle(self, purse: Purse) -> tuple[float, bool]:
-        """What was spent, as ε, and whether the rest was given back."""
-        released = purse.close() or self.guarantee.once
-        given_back = self.run.ledger.settle(self.guarantee.first_plan, released)
-        return composed_epsilon(released, self.run.delta), given_back
-
-    def _give_up(self, purse: Purse) -> str:
-        spent, given_back = self._settle(purse)
-        return (
-            f"{NOT_ARRIVED}: its noisy equations have no solution. It has spent ε = {spent:.3g} "
-            f"(δ = {self.run.delta:.3g}), and "
-            + (
-                "the rest is not charged."
-                if given_back
-                else "the ledger keeps the whole run as charged."
-            )
-        )
 
     def prepare(self) -> None:
         """Release the anchor."""
@@ -213,6 +178,5 @@ class DPAnchored(PrivateStep):
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         self.build_anchor()
-        assert self._draws is not None
         drawn = self._draws[self.slot, permit.iteration]
         return drawn, {"accepted": True, "accept_rate": 1.0, "scale": math.nan}

@@ -7,7 +7,7 @@ to x′ is what the looks say, known exactly, plus a noisy sum of residuals,
     r_i &= \operatorname{clip}_B(h_i(x') - h_i(x)), \qquad B = c\,|x' - x|\,\max(|x|, |x'|, \sqrt d)^2 \\
     \hat\lambda &= \textstyle\sum_i r_i + \mathcal N(0, \sigma^2)
         + \hat a(x') - \hat a(x) + \log p(x') - \log p(x) + \log\frac{q(x' \to x)}{q(x \to x')} \\
-    \text{accept} &\iff \log v < \hat\lambda - \sigma^2/2, \qquad \sigma = z \cdot 2B
+    \text{accept} &\iff \log v < \hat\lambda - \sigma^2/2, \qquad \sigma = z \cdot \kappa B
 
 B is the same in both directions, so the penalty test (Ceperley and Dewing, 1999) leaves invariant, as long as no
 residual is clipped, the posterior times :math:`e^{\xi^\top u + u^\top \Xi u/2}`: ξ and Ξ are the looks' own noise.
@@ -26,7 +26,6 @@ from pymc_dp.anchor.residuals import Clipped, ResidualRatio, ResidualSizes, reac
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
@@ -70,7 +69,7 @@ def move(
     bound: Callable[[Vector, Vector], float],
     noisy_ratio: Callable[[Vector, Vector, float], float],
     log_known: Callable[[Vector], float],
-    noise_multiplier: float,
+    noise_sd: Callable[[float], float],
 ) -> tuple[Vector, PenaltyInfo, float]:
     """One move of the chain.
 
@@ -87,8 +86,8 @@ def move(
         ``(x, x', B)`` -> the released sum of clipped residual ratios. The only part that reads data.
     log_known : callable
         ``x ->`` what is known of the target's logarithm.
-    noise_multiplier : float
-        z.
+    noise_sd : callable
+        ``B ->`` σ, of the noise in a ratio that was released with it.
 
     Returns
     -------
@@ -106,10 +105,10 @@ def move(
         bound=lambda _: B,
         noisy_ratio=lambda x, new: noisy_ratio(x, new, B),
         log_public=log_known,
-        noise_multiplier=noise_multiplier,
+        noise_sd=noise_sd,
         kinetic_ratio=log_proposals,
     )
-    return x, info, noise_sd(B, noise_multiplier)
+    return x, info, noise_sd(B)
 
 
 def corrected(
@@ -117,8 +116,8 @@ def corrected(
     purse: Purse,
     correction: Correction,
     log_public: PublicLogDensity,
-    chains: int,
     draws: int,
+    chains: int,
 ) -> tuple[Vector, dict[str, float]]:
     """Draws of the chain, with the spread that the looks' noise adds, and what it says of itself.
 
@@ -130,7 +129,8 @@ def corrected(
     correction : Correction
     log_public : PublicLogDensity
         The prior.
-    chains, draws : int
+    draws, chains : int
+        Draws of each chain, and how many of these.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def corrected(
 
     Notes
     -----
-    **Releases**: per move a sum of clipped residual ratios (sensitivity 2B), and one count of clipped units (1).
+    **Releases**: per move a sum of clipped residual ratios (sensitivity κB), and one count of clipped units (1).
     **Guarantee**: K Gaussian events whose multiplier z is fixed, and paid for, before the first, and one more.
     """
     expansion, r, s = correction.expansion, correction.posterior, SETTINGS
@@ -161,6 +161,9 @@ def corrected(
         of = ResidualRatio(expansion, x, new)
         return float(curator.sum(of, bound=B, noise_multiplier=z, permit=permit))
 
+    def noise_sd(B: float) -> float:
+        return curator.neighbours.noise_sd(B, z)
+
     def log_known(x: Vector) -> float:
         if np.linalg.norm(x - law.mean) > s.radius * math.sqrt(d):
             return -math.inf
@@ -175,7 +178,7 @@ def corrected(
         for k in range(moves):
             x, info, sigma = move(
                 rng, x, propose=propose, bound=bound, noisy_ratio=noisy_ratio,
-                log_known=log_known, noise_multiplier=z,
+                log_known=log_known, noise_sd=noise_sd,
             )  # fmt: skip
             accepted += info.accepted
             sigmas.append(sigma)
@@ -198,19 +201,21 @@ def corrected(
         "chain_share": share,
         "chain_accepted": accepted / moves,
         "chain_sigma": float(np.median(sigmas)),
-        "chain_clipped": many / curator.n_units,
-        "chain_clipped_sd": sd / curator.n_units,
+        "chain_clipped": many / correction.n_units,
+        "chain_clipped_sd": sd / correction.n_units,
     }
     return found, measured
 
 
 def doubts(measured: dict[str, float]) -> list[str]:
-    """What a user should be told of a chain."""
-    s, warnings = SETTINGS, []
+    """What a user should be told of a chain, if there was one."""
+    s, warnings = SETTINGS, list[str]()
+    if not measured:
+        return warnings
     surely = measured["chain_clipped"] - 2 * measured["chain_clipped_sd"]
     if surely > s.clipped_warning:
         warnings.append(
-            f"The chain clips the residuals of {measured['chain_clipped']:.1%} of the units, so that its draws are "
+            f"Some moves of the chain clip the residuals of {measured['chain_clipped']:.1%} of the units, so that draws are "
             "drawn towards the normal law that it should correct. A larger `epsilon`, or more records, help."
         )
     if measured["chain_accepted"] < s.accepted_warning:
@@ -232,8 +237,8 @@ def proposals_from(pilots: Vector) -> Proposals:
     d = pilots.shape[-1]
     later = pilots[:, pilots.shape[1] // 2 :].reshape(-1, d)
     # In white coordinates: a pilot that has not moved still proposes something.
-    covariance = np.cov(later.T).reshape(d, d) + 1e-3 * np.eye(d)
-    return Proposals(np.asarray(later.mean(axis=0)), np.linalg.cholesky(covariance))
+    covariance: Vector = np.cov(later.T).reshape(d, d) + 1e-3 * np.eye(d)
+    return Proposals(np.asarray(later.mean(axis=0)), np.asarray(np.linalg.cholesky(covariance)))
 
 
 def pilot_moves(draws: int) -> int:
