@@ -54,7 +54,7 @@ def run(problem, epsilon, rng):
     )
     anchor = step.build_anchor()
     seconds = time.process_time() - began
-    law = draw(anchor.posterior, step.log_public, DRAWS, CHAINS)
+    law = draw(anchor, step.log_public, DRAWS, CHAINS)
     exact = problem.exact(1000, rng)
     measured = step.guarantee.measured
     found = {

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.local import Local, Psi
 from pymc_dp.linalg import norms
-from pymc_dp.privacy.clipping import clipped_sum
+from pymc_dp.privacy.clipping import Sparse, clipped_sum
 from pymc_dp.privacy.histogram import counts_of
 from pymc_dp.records.questions import Question, Units, Vector
 
@@ -81,14 +82,23 @@ class LocalRecords:
         How many will be asked for; compiled now, so that what a model lacks is found before anything is paid.
     n_units : int, optional
         Units of all processes together, if these are some of them. Default: the model's.
+    local : bool
+        Whether derivatives in what a unit sees of θ will be asked for.
     """
 
-    def __init__(self, compiled: CompiledModel, derivatives: int = 0, n_units: int | None = None):
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        derivatives: int = 0,
+        n_units: int | None = None,
+        local: bool = False,
+    ):
         self.likelihood = compiled.likelihood
         self._gradients = compiled.gradients if derivatives > 0 else None
         self._hessians = compiled.hessians if derivatives > 1 else None
         everyone = self.likelihood.n_units if n_units is None else n_units
         self._keeps_hessians = hessians_fit(everyone, compiled.d)
+        self._local = compiled.local if local else None
         self.first_unit = 0
         self.forget()
 
@@ -96,11 +106,12 @@ class LocalRecords:
         """Drop what is kept between questions."""
         self._last = LastPoints()
         self._latest: tuple[Vector, list[Vector]] | None = None
+        self._latest_local: tuple[Psi, list[Local]] | None = None
         self.held: Any = None
         """Whatever a question wants to find again. Private, not pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "held": None}
+        return {**self.__dict__, "_latest": None, "_latest_local": None, "held": None}
 
     def of_data(
         self,
@@ -122,7 +133,7 @@ class LocalRecords:
             self.likelihood.of_data(data, unit_of_record),
             first_unit,
         )
-        for name in ("_gradients", "_hessians"):
+        for name in ("_gradients", "_hessians", "_local"):
             derivatives = getattr(self, name)
             if derivatives is not None:
                 setattr(other, name, derivatives.of(other.likelihood))
@@ -139,7 +150,7 @@ class LocalRecords:
 
     def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
         """See :class:`RecordSums`."""
-        sizes = map(norms if of.dimension is not None else np.abs, of.terms(self))
+        sizes = map(sizes_of, of.terms(self))
         return counts_of(sizes, bins_per_octave)
 
     # -- terms, for questions -----------------------------------------------------------------------
@@ -162,10 +173,30 @@ class LocalRecords:
             self._latest = theta.copy(), list(_asked(self._hessians)(theta))
         return self._latest[1]
 
+    def local_gradients(self, psi: Psi) -> Iterator[Local]:
+        """Chunks of the units' gradients in φ and in the rows that they use, (units, q)."""
+        return _asked(self._local).gradients(psi)
+
+    def local_hessians(self, psi: Psi) -> Iterable[Local]:
+        """Chunks of the Hessians in the same, (units, q, q). Not to be changed in place."""
+        local = _asked(self._local)
+        if 8 * self.n_units * local.q**2 > _KEPT_BYTES:
+            return local.hessians(psi)
+        if self._latest_local is None or self._latest_local[0] is not psi:
+            self._latest_local = psi, list(local.hessians(psi))
+        return self._latest_local[1]
+
 
 def hessians_fit(n_units: int, d: int) -> bool:
     """Whether the Hessians of so many units in so many dimensions are kept between questions."""
     return 8 * n_units * d * (d + 1) // 2 <= _KEPT_BYTES
+
+
+def sizes_of(terms: Vector | Sparse) -> Vector:
+    """Of units' terms, the Euclidean norms."""
+    if isinstance(terms, Sparse):
+        return norms(terms.values)
+    return np.abs(terms) if terms.ndim == 1 else norms(terms)
 
 
 def _asked(function: Any) -> Any:

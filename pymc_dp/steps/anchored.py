@@ -33,6 +33,7 @@ from pymc_dp.privacy.purse import Purse
 from pymc_dp.progress import doing, tell
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
+from pymc_dp.steps.grouped import Drawn, draw_groups, has_groups, law_model
 from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.residual_chain import corrected, doubts, total_moves
 from pymc_dp.steps.run import RunSettings, remember
@@ -96,8 +97,8 @@ class DPAnchored(PrivateStep):
         self._tempering = fraction("tempering", tempering, one_allowed=True)
         self._nuts_sampler = nuts_sampler
         super().__init__(vars, instead={}, shards=shards, **run)
-        d = self.compiled.d
-        if d * (d + 1) // 2 > MAX_DIMENSION:
+        d, self._grouped = self.compiled.d, has_groups(self.compiled)
+        if not self._grouped and d * (d + 1) // 2 > MAX_DIMENSION:
             raise NoAnchorError(
                 f"DPAnchored needs the Hessian in all {d} parameters, and these are too many. If there is "
                 "one for each person, integrate it out of the likelihood; a draw of it would be a release "
@@ -107,54 +108,70 @@ class DPAnchored(PrivateStep):
         self._z = self.run.multiplier_of_one() * (1 + 2.0**-40)
         self.pays(once=(Gaussian(self._z),), settings={"tempering": self._tempering})
         _ = self.compiled.likelihood  # what it lacks, other samplers miss too
+        asked = {"local": True} if self._grouped else {"derivatives": 2}
         try:
-            self._curator = self.curator(derivatives=2)
+            self._curator = self.curator(**asked)
         except UnsupportedModelError as error:
             raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
         self.anchor: Anchor | None = None
         self._draws: Any = None
 
-    def build_anchor(self) -> Anchor:
+    def build_anchor(self) -> Anchor | None:
         """Release what the law is made of, once, and draw from it; all chains of the run share it.
+
+        Returns
+        -------
+        Anchor or None
+            None for a model of many groups.
 
         Raises
         ------
         PrivacyBudgetExceeded
             If the run does not fit the ledger.
         """
-        if self.anchor is None:
+        if self._draws is None:
+            law = law_model(self.compiled) if self._grouped else None
             self.run.reserve()
             purse = Purse(self.run.charge_first(), self._z)
+            measure = PaidMeasurements(self._curator, purse)
             # Floating point errors, if a user has them raised, would tell of records, or lose the run.
             with np.errstate(all="ignore"), doing("Anchor"):
-                anchor = build_anchor(
-                    PaidMeasurements(self._curator, purse),
-                    self.log_public,
-                    self.compiled.parameters.start,
-                    tempering=self._tempering,
-                    moves=total_moves(self.run.chains, self.iterations),
-                    on_progress=lambda what: tell(f"Anchor: {what}"),
-                )
-                tell("Anchor: drawing from what was released")
-                size = self.iterations, self.run.chains
-                self._draws = draw(anchor, self.log_public, *size, self._nuts_sampler)
-                of_chain: dict[str, float] = {}
-                if anchor.correction is not None:
-                    tell("Anchor: correcting the draws by a chain on residuals")
-                    self._draws, of_chain = corrected(
-                        self._curator, purse, anchor.correction, self.log_public, *size
-                    )
+                if law is None:
+                    found = self._look(measure, purse)
+                else:
+                    found = draw_groups(
+                        measure, law, tempering=self._tempering, draws=self.iterations,
+                        chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
+                    )  # fmt: skip
             if purse.spent < 1 - _ROUNDING:  # a search that was lost
                 self.ledger.settle(self.guarantee.first_plan, purse.close())
-            labels = self.compiled.parameters.labels
-            verdict = judge(anchor, labels, self.compiled.parameters.largest)
-            for warning in (*verdict.warnings, *doubts(of_chain)):
+            for warning in found.warnings:
                 _log.warning("%s", warning)
-            measured = report(anchor, labels, verdict.usable) | of_chain
-            self.run.guarantee = replace(self.guarantee, measured=measured)
+            self.run.guarantee = replace(self.guarantee, measured=found.measured)
             remember(self)
-            self.anchor = anchor
+            self._draws = found.draws
         return self.anchor
+
+    def _look(self, measure: PaidMeasurements, purse: Purse) -> Drawn:
+        parameters = self.compiled.parameters
+        self.anchor = anchor = build_anchor(
+            measure,
+            self.log_public,
+            parameters.start,
+            tempering=self._tempering,
+            moves=total_moves(self.run.chains, self.iterations),
+            on_progress=_tell,
+        )
+        verdict = judge(anchor, parameters.labels, parameters.largest)
+        measured = report(anchor, parameters.labels, verdict.usable)
+        size = self.iterations, self.run.chains
+        if anchor.correction is None:
+            _tell("drawing from what was released")
+            drawn = draw(anchor, self.log_public, *size, self._nuts_sampler)
+            return Drawn(drawn, measured, verdict.warnings)
+        _tell("a normal law is off: drawing by a chain on residuals")
+        drawn, of_chain = corrected(self._curator, purse, anchor.correction, self.log_public, *size)
+        return Drawn(drawn, {**measured, **of_chain}, verdict.warnings + doubts(of_chain))
 
     def prepare(self) -> None:
         """Release the anchor."""
@@ -162,10 +179,11 @@ class DPAnchored(PrivateStep):
 
     def summary(self) -> list[str]:
         """See :class:`~pymc_dp.steps.host.PrivateStep`."""
-        return [f"tilt {float(self.guarantee.measured['tilt']):.2f} posterior sds"]
+        tilt = self.guarantee.measured.get("tilt")
+        return [] if tilt is None else [f"tilt {float(tilt):.2f} posterior sds"]
 
     def _check_unchanged(self) -> None:
-        if self.anchor is None and multiprocessing.parent_process() is not None:
+        if self._draws is None and multiprocessing.parent_process() is not None:
             raise PrivacyConfigurationError(
                 "The chains of a run share one anchor, which must exist before they start in processes "
                 "of their own. Call `step.build_anchor()` before `pm.sample`, or use `pymc_dp.sample`, "
@@ -180,3 +198,7 @@ class DPAnchored(PrivateStep):
         self.build_anchor()
         drawn = self._draws[self.slot, permit.iteration]
         return drawn, {"accepted": True, "accept_rate": 1.0, "scale": math.nan}
+
+
+def _tell(what: str) -> None:
+    tell(f"Anchor: {what}")

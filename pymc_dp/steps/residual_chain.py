@@ -15,7 +15,7 @@ residual is clipped, the posterior times :math:`e^{\xi^\top u + u^\top \Xi u/2}`
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -207,7 +207,7 @@ def corrected(
     return found, measured
 
 
-def doubts(measured: dict[str, float]) -> list[str]:
+def doubts(measured: Mapping[str, float]) -> list[str]:
     """What a user should be told of a chain, if there was one."""
     s, warnings = SETTINGS, list[str]()
     if not measured:

@@ -412,7 +412,7 @@ def test_a_run_with_a_chain_is_a_function_of_releases_alone(monkeypatch):
             return 10 / bound
 
         def beyond(self, size):
-            return 1 / size
+            return 1 / max(size, 1.0)
 
     monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", released)
     monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counted)
