@@ -93,7 +93,7 @@ class _Run:
         self.looks = Looks(measure, self.n, self.scales, tempering)
         self.found: list[Look] = []
         self._tempering = tempering
-        self._kept, self._clip, self._off = 0.0, math.nan, False
+        self._kept, self._clip, self._off, self._moves = 0.0, math.nan, False, 0
 
     def first(self, search: Search) -> None:
         """The first look, so that the next is within about one sd."""
@@ -157,19 +157,26 @@ class _Run:
             return
         self._off = divergence(self.measure, *seen, asked.clip) > s.law_is_off
         if self._off or asked.need <= s.next_to_nothing:
-            self._kept = max(asked.need, s.next_to_nothing)
-            # What is kept beyond the need buys a wider bound, until the noise is that of `spare_sigma`.
-            spare = s.spare_sigma * math.sqrt(self._kept / asked.need)
-            self._clip = asked.clip * max(spare, 1.0)
+            self._kept, self._clip = max(asked.need, s.next_to_nothing), asked.clip
+            self._kept += self.looks.cheap
+            self._moves = moves
 
     def correction(self) -> Correction | None:
-        """A chain, if the law of all looks is off and one was kept for."""
+        """A chain, if the law of all looks is off and one was kept for that is still enough."""
+        s = SETTINGS
         if not self._kept:
             return None
         seen = self._seen()
-        if not divergence(self.measure, *seen, self._clip) > SETTINGS.law_is_off:
+        if not divergence(self.measure, *seen, self._clip) > s.law_is_off:
             return None
-        return Correction(*seen, self._clip, 1 - self.measure.spent, self.n)
+        # Residuals are now those of other looks, so their bound is another.
+        asked = price(self.measure, *seen, self._moves, self.looks.cheap)
+        left = 1 - self.measure.spent
+        if asked.need > s.most_sigma**2 * left:
+            return None
+        # What is left beyond the need buys a wider bound, until the noise is that of `spare_sigma`.
+        wider = max(s.spare_sigma * math.sqrt(left / asked.need), 1.0)
+        return Correction(*seen, asked.clip * wider, left, self.n)
 
     def _seen(self) -> tuple[Expansion, Posterior]:
         """The looks that have a part in the law, and what they say."""

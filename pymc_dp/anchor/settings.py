@@ -123,6 +123,8 @@ class AnchorSettings:
     """In √d whitened sds: beyond, the looks are no guide, and the target may not even be proper."""
     spare_sigma: float = 0.5
     """A typical move's noise up to which a wider bound costs hardly any acceptance."""
+    most_sigma: float = 2.0
+    """A typical move's noise from which a chain would stand still: then the law's draws are kept."""
     of_clipped: float = 0.02
     """The part of the chain's share that pays for a count of clipped units."""
     clipped_warning: float = 0.03
