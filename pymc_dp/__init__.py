@@ -2,8 +2,8 @@
 
 from pymc_dp._version import __version__
 from pymc_dp.evidence.audit import audit
-from pymc_dp.evidence.mmd import mmd
 from pymc_dp.evidence.expected import ExpectedTilt, expected_tilt
+from pymc_dp.evidence.mmd import mmd
 from pymc_dp.evidence.plots import plot_tradeoff
 from pymc_dp.evidence.tradeoff import Tradeoff, tradeoff
 from pymc_dp.exceptions import (
@@ -53,6 +53,7 @@ __all__ = [
     "DPPenalty",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",
+    "ExpectedTilt",
     "GaussianMechanism",
     "InsecureSeededNoise",
     "LaplaceMechanism",
@@ -76,6 +77,7 @@ __all__ = [
     "calibrate_noise",
     "comparators",
     "compile",
+    "expected_tilt",
     "max_releases",
     "mmd",
     "plan",
@@ -87,6 +89,5 @@ __all__ = [
     "release",
     "sample",
     "statistics",
-    "expected_tilt",
     "tradeoff",
 ]

@@ -143,14 +143,11 @@ class DPAnchored(PrivateStep):
                         measure, law, tempering=self._tempering, draws=self.iterations,
                         chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
                     )  # fmt: skip
-            once = self.guarantee.once
-            if 0 < purse.spent < 1 - _ROUNDING:  # a search that was lost
-                released = purse.close()
-                if self.ledger.settle(self.guarantee.first_plan, released):
-                    once = released
+            if 0 < purse.spent < 1 - _ROUNDING:  # a search that was lost, or a chain that was not needed
+                self.run.settle_first(purse.close())
             for warning in found.warnings:
                 _log.warning("%s", warning)
-            self.run.guarantee = replace(self.guarantee, once=once, measured=found.measured)
+            self.run.guarantee = replace(self.guarantee, measured=found.measured)
             remember(self)
             self._draws = found.draws
         return self.anchor
