@@ -57,7 +57,7 @@ def build_anchor(
     on_progress("searching for the mode")
     search = find_mode(run.looks, log_public, start, on_progress)
     if search.P is None or search.lost:
-        return run.nothing(search)
+        return nothing_learnt(log_public, start, len(search.looks))
     on_progress("a first look there")
     run.first(search)
     on_progress("choosing clipping bounds for good")
@@ -152,18 +152,21 @@ class _Run:
         expected, S = self._predicted
         off, V = last.gradient - expected, last.covariance + S
         return Anchor(
-            posterior=r, W=power(self.P, -0.5), gradient_clip=last.gradient_clip,
+            posterior=r, W=power(self.P, -0.5), V=last.V, gradient_clip=last.gradient_clip,
             hessian_clip=last.hessian_clip,
             surprise=math.sqrt(max(float(off @ np.linalg.solve(V, off)), 0.0) / d),
             off=np.linalg.solve(r.exact, off) / np.sqrt(np.diag(np.linalg.inv(r.exact))),
             rounds=len(search.looks), arrived=True,
         )  # fmt: skip
 
-    def nothing(self, search: Search) -> Anchor:
-        """The prior, for all that was learnt."""
-        zero, at = np.zeros((len(self.start),) * 2), self.start
-        r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
-        return Anchor(r, np.diag(self.scales), math.nan, math.nan, math.nan, np.zeros(len(at)), len(search.looks), False)
+
+def nothing_learnt(log_public: PublicLogDensity, start: Vector, rounds: int = 0) -> Anchor:
+    """The anchor of a run that was lost after so many steps: its law is empty, and the prior is what is left."""
+    d, D = len(start), np.diag(prior_scales(log_public, start))
+    r = posterior_of(
+        Law(start, np.zeros(d), np.zeros((d, d)), np.zeros((d, d))), log_public, start
+    )
+    return Anchor(r, D, D, math.nan, math.nan, math.nan, np.zeros(d), rounds, False)
 
 
 def prior_scales(log_public: PublicLogDensity, start: Vector) -> Vector:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -63,10 +64,10 @@ class Law:
         r""":math:`J (J+S)^{-1} \hat\beta`."""
         return np.asarray(self.kept @ self.beta)
 
-    def log_density(self, theta: Vector) -> float:
-        """Logarithm of the law's density as a function of θ, up to a constant."""
+    def log_density(self, theta: Any) -> Any:
+        """Logarithm of the law's density as a function of θ, symbolic or not, up to a constant."""
         u = theta - self.centre
-        return float(u @ self.k - u @ self.K @ u / 2)
+        return u @ self.k - u @ (self.K @ u) / 2
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ class PaidMeasurements:
 
     def count(self, of: Question, share: float) -> tuple[float, float]:
         """See :class:`Measurements`."""
-        excess, sd = self.sum(Centred(of), 0.5, share)
+        excess, sd = self.sum(Centred(of), Centred.bound, share)
         return float(excess) + self.n_units / 2, sd
 
     def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
