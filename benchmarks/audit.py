@@ -165,7 +165,7 @@ TWINS = [
     ("every unit in the secret sample", "DPSGLD, q = 0.05", {"epsilon": 1.0, "delta": 1e-3},
      f"{SUM}.poisson_sample", lambda units, rate, words: np.arange(units)),
     ("a third of the noise", "DPExponentialFamily", {"runs": 1500},
-     "pymc_dp.steps.exponential.direction", lambda g, spread, m: direction(g, spread / 3, m)),
+     "pymc_dp.steps.exponential.direction", lambda g, spread, *rest: direction(g, spread / 3, *rest)),
     ("no noise in the anchor's sums", "DPAnchored, first draw", {"epsilon": 2.0, "runs": 300},
      "pymc_dp.records.measurements.PaidMeasurements.sum", sum_without_noise),
 ]  # fmt: skip

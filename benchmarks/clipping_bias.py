@@ -130,7 +130,7 @@ def chain(target, sampler, b, rng):
         "bound": bound,
         "noisy_ratio": ratio,
         "log_public": target.log_prior,
-        "noise_multiplier": 0.0,
+        "noise_sd": lambda bound: 0.0,
     }
     d, draws = len(target.sd), DRAWS[sampler]
     mass, scale = Mass(1 / target.sd**2, d), WALK / np.sqrt(d) * target.sd

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import times
-from pymc_dp.privacy.guarantee import RELATION, Guarantee, describe
+from pymc_dp.privacy.guarantee import Guarantee, at_most, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noisy_sum import acceptance_at_equal_density
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.steps.host import PrivateStep
@@ -33,9 +34,10 @@ class Plan:
         """Label and value, in order."""
         g = self.guarantee
         iterations = g.chains * g.iterations
+        many = "" if g.n_units is None else f", {g.n_units:,} of them"
         rows = [
             ("Step", g.step),
-            ("Protects", f"{g.unit}, {g.n_units:,} of them ({RELATION} neighbours)"),
+            ("Protects", f"{g.unit}{many} ({g.neighbours} neighbours)"),
             ("Private data", ", ".join(g.private_data)),
             ("Treated as public", ", ".join(g.public_data) or "nothing in the likelihood"),
             (
@@ -47,8 +49,11 @@ class Plan:
             rows.append(("Releases, first", describe(event) + ", divided up on the way"))
         for event in g.events:
             rows.append(("Releases", f"{event.count * iterations:,} {describe(event)}"))
+        rows.append(("Cost of the run", f"ε = {g.epsilon:.6g} at δ = {g.delta:.3g}"))
+        if g.neighbours != SUBSTITUTE_ONE.name:
+            of_both = f"ε = {at_most(g.epsilon_substitute_one)} at δ = {g.delta:.3g}"
+            rows.append((f"Under {SUBSTITUTE_ONE.name}", of_both))
         rows += [
-            ("Cost of the run", f"ε = {g.epsilon:.6g} at δ = {g.delta:.3g}"),
             ("Cost of one draw alone", self._cost_of_one()),
             ("Noise", g.noise_name + ("" if g.valid else "  (NO GUARANTEE)")),
         ]

@@ -16,6 +16,7 @@ from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError, refuses
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.planning import plan
 from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.progress import doing, hidden
 from pymc_dp.results import release, still_chains
 from pymc_dp.steps.anchored import DPAnchored
@@ -45,7 +46,9 @@ _REFUSED = {
 _ENOUGH_TO_JUDGE, _FEW_EFFECTIVE = 100, 100
 
 _OF_MODEL = ("public", "chunk_size", "compile_kwargs")
-_OWN = ("draws", "tune", "chains", "epsilon", "delta", "step", "ledger", "unit", "model")
+_OWN = (
+    "draws", "tune", "chains", "epsilon", "delta", "neighbours", "step", "ledger", "unit", "model",
+)  # fmt: skip
 
 
 @refuses_from_outside
@@ -56,6 +59,7 @@ def sample(
     chains: int = 4,
     epsilon: float,
     delta: float | None = None,
+    neighbours: str = SUBSTITUTE_ONE.name,
     step: type[PrivateStep] | partial[PrivateStep] | None = None,
     ledger: PrivacyLedger | None = None,
     unit: Any = None,
@@ -74,7 +78,10 @@ def sample(
         As in ``pm.sample``, but `tune` is 0 by default: every iteration costs budget.
     epsilon, delta : float
         Budget of the whole run, all chains together. `delta` defaults to the
-        ledger's, or to 0.1 / units without one.
+        ledger's, or to 0.1 / units without one, if their number is public.
+    neighbours : {"substitute-one", "add-or-remove"}
+        What the guarantee is about, as in :class:`~pymc_dp.steps.run.RunSettings`: one unit replaced, or one that
+        is there or not. The second keeps the number of units private, and needs `delta`.
     step : type or partial, optional
         The algorithm: the class of a step, or a ``functools.partial`` of it with some of its settings. Default: :class:`~pymc_dp.DPAnchored`, which has no other knob than the budget;
         for a likelihood without second derivatives, or with too many parameters,
@@ -131,7 +138,7 @@ def sample(
     with hidden(quietly), doing("Checking the model"):
         common = {
             "draws": draws, "tune": tune, "chains": chains, "epsilon": epsilon, "delta": delta,
-            "ledger": ledger, "model": compile_model(model, unit=unit, **of_model), **for_step,
+            "neighbours": neighbours, "ledger": ledger, "model": compile_model(model, unit=unit, **of_model), **for_step,
         }  # fmt: skip
         built = _default_step(common) if chosen is None else chosen(**common)
     _log.info(str(plan(built)))

@@ -15,12 +15,14 @@ from pymc_dp.evidence.bounds import (
     discriminant,
     lower_bound,
 )
-from pymc_dp.evidence.neighbours import replaced
+from pymc_dp.evidence.neighbours import replaced, without
 from pymc_dp.evidence.runs import Run
 from pymc_dp.federated import Owner
 from pymc_dp.privacy.accounting import gaussian_epsilon, gaussian_mu_within
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.histogram import counts_of, noisy_counts
+from pymc_dp.privacy.neighbours import ADD_OR_REMOVE
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
@@ -162,6 +164,42 @@ def test_a_noisy_sum_with_too_little_noise_is_caught():
     z = dp.calibrate_noise(epsilon=1.0, delta=1e-3, releases=1)
     assert not audited_sum(z, 1.0, 1e-3, runs=1000).violated
     assert audited_sum(z / 3, 1.0, 1e-3, runs=1000).violated
+
+
+@pytest.mark.parametrize("release", ["sum", "histogram"])
+def test_when_a_unit_is_removed_honest_noise_passes_and_half_of_it_is_caught(release):
+    z = dp.calibrate_noise(epsilon=2.0, delta=1e-3, releases=1)
+    data, noise = np.r_[FAR, np.zeros(9)], SecureNoise()
+    assert without(data).shape == (9,)
+
+    def audited(part):
+        def total(data, repetition):
+            permit = Permit(0, repetition, (Gaussian(z * part),))
+            given = {"noise_multiplier": z * part, "permit": permit, "noise": noise}
+            given["neighbours"] = ADD_OR_REMOVE
+            if release == "sum":
+                return noisy_sum([data], bound=1.0, **given)
+            counts = noisy_counts(lambda: counts_of([np.abs(data)], 1), **given)
+            return counts[counts_of([np.array([FAR])], 1).argmax()]
+
+        return dp.audit(
+            total, data, without(data), epsilon=2.0, delta=1e-3, gaussian=True, confidence=SURE, runs=6000
+        )  # fmt: skip
+
+    honest = audited(1.0)
+    assert not honest.violated
+    assert honest.gaussian_bound.epsilon > 0.6 * 2.0
+    assert audited(0.5).violated
+
+
+def test_a_step_is_audited_with_a_unit_removed():
+    y = {"Y": records(30)}
+    keywords = {"step": dp.DPPenalty, "epsilon": 1.0, "delta": 0.1, "runs": 20, **FAST}
+    found = dp.audit(waiting, y["Y"], without(y["Y"], 4), neighbours="add-or-remove", **keywords)
+    assert not found.violated
+    for other in (y["Y"], replaced(y["Y"], -FAR), without(y["Y"], [1, 2]), records(29, spread=1.0)):
+        with pytest.raises(dp.PrivacyConfigurationError, match="without a unit"):
+            dp.audit(waiting, y["Y"], other, neighbours="add-or-remove", **keywords)
 
 
 def test_a_vector_is_guessed_by_all_of_its_entries():

@@ -54,7 +54,7 @@ def test_chains_in_processes_depend_on_data_through_releases_alone(
 ):
     """Two unrelated data sets, the same released numbers: the same output, to the last bit."""
 
-    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise):
+    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours):
         for _ in parts:  # the real data are read, as always, but do not enter the release
             pass
         _, iteration, index = permit.take(Gaussian(noise_multiplier))
@@ -247,6 +247,49 @@ def test_output_depends_on_data_through_releases_alone(
         replayed()
     assert_same(*runs)
     assert not runs[0]["error"]
+
+
+@pytest.mark.parametrize("which", ["penalty", "hmc", "sgld", "sgnht", "exponential"])
+def test_under_add_or_remove_nothing_tells_how_many_units_there_are(
+    which, monkeypatch, caplog, capfd
+):
+    """Data sets of two sizes, and the same released numbers: the same output, down to the last bit."""
+    step_type, build, settings = SAMPLERS[which]
+    settings = {k: v for k, v in settings.items() if k not in ("sampling_rate", "n_leapfrog")}
+    settings |= {"step_size": 1e-3} if "sg" in which else {}
+
+    def made_up(size, permit, multiplier):
+        _, iteration, index = permit.take(Gaussian(multiplier))
+        return np.random.default_rng([iteration, index]).normal(size=size)
+
+    def total(parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours):
+        for _ in parts:
+            pass
+        return bound * made_up(dimension, permit, noise_multiplier)
+
+    def kept(self, along, *, noise_multiplier, permit, noise):
+        self._projected(along)
+        return along.bound * float(made_up(None, permit, noise_multiplier))
+
+    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", total)
+    monkeypatch.setattr(KeptSum, "release", kept)
+    monkeypatch.setattr("pymc_dp.steps.run.secrets.randbits", lambda bits: 7)
+    runs, sizes = [], (1607, 2789)
+    for n in sizes:
+        rng = np.random.default_rng(n)
+        with pm.Model() as model:
+            # Written into the model: such an array is called by its shape.
+            build(rng.normal(size=n), rng.normal(size=(n, 2)))
+        keywords = {"draws": 15, "tune": 5, "chains": 2, "model": model, **settings, **FAST}
+        step = step_type(neighbours="add-or-remove", **keywords)
+        found = everything_that_leaves(step, 15, 5, caplog, capfd, cores=1)
+        found["promise"] = [repr(step.guarantee), repr(step.compiled), repr(step.ledger.runs())]
+        assert occurrences(found, [str(n), f"{n:,}"]) == []
+        runs.append(found)
+    assert_same(*runs)
+    assert runs[0]["promise"] == runs[1]["promise"]
+    draws = runs[0]["result"]["posterior", "mu"][1]
+    assert len(np.unique(draws)) > 1  # the made-up releases do move it
 
 
 def occurrences(value, sought):

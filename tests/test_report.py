@@ -188,7 +188,7 @@ def test_what_an_attacker_recognises():
 
     def bound(epsilon, delta, *events):
         report = dp.PrivacyReport(
-            "", epsilon, delta, True, "", None, "", "", "", "", releases=events
+            "", epsilon, delta, True, "", None, "", epsilon, "", "", "", releases=events
         )
         return recognised(report)
 

@@ -189,7 +189,10 @@ GRADIENTS = {
     "DPAnchored": {"step": dp.DPAnchored, "epsilon": 8.0},
     "DPAnchored, order 1": {"step": dp.DPAnchored, "epsilon": 8.0},
     "DPHMC": {"step": dp.DPHMC, "epsilon": 8.0, "n_leapfrog": 2},
-}
+    "DPHMC, add-or-remove": {
+        "step": dp.DPHMC, "epsilon": 8.0, "n_leapfrog": 2, "neighbours": "add-or-remove", "delta": 1e-5,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -212,6 +215,7 @@ def test_samplers_with_derivatives_draw_like_one_machine(client, quiet, name, si
     spread = step(model=stand_in(), shards=shards, **make)
     for ours, theirs in zip(run(spread, quiet), run(alone, quiet), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+    assert spread.guarantee.neighbours == alone.guarantee.neighbours
     if "anchor" in vars(alone):
         assert alone.anchor.order == (1 if "order 1" in name else 2)
 
@@ -332,7 +336,7 @@ def test_the_models_own_records_stay_here():
     [
         ("raises", dp.ShardError, r"load\(1\) failed"),
         ("missing", dp.ShardError, r"load\(1\) failed"),
-        ("short", dp.ShardError, "'X' must be an array of float64 and of shape"),
+        ("short", dp.ShardError, "'X' must be an array of float64 with the shape"),
         ("text", dp.ShardError, "'Y' must be an array"),
         ("nan", dp.UnsupportedModelError, "'X' contains NaN"),
         ("lagged", dp.UnsupportedModelError, "shifted by 1"),

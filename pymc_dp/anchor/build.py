@@ -80,7 +80,9 @@ class _Run:
     ):
         self.measure, self.log_public, self.start = measure, log_public, start
         self.scales = prior_scales(log_public, start)
-        self.looks = Looks(measure, self.scales, tempering)
+        n, sd = measure.units(SETTINGS.of_units)
+        self.n = max(n, sd, 1.0)
+        self.looks = Looks(measure, self.n, self.scales, tempering)
         self.found: list[Look] = []
 
     def first(self, search: Search) -> None:
@@ -105,8 +107,7 @@ class _Run:
 
     def _pool_here(self) -> Pooled:
         prior = -self.log_public.hessian(self.place)
-        n = self.measure.n_units
-        return pooled(self.found, self.place, self.P, n, self.scales, nearby, prior)
+        return pooled(self.found, self.place, self.P, self.n, self.scales, nearby, prior)
 
     def settle(self) -> None:
         """The frame and the bound for all that is left, and how noise is best divided."""
@@ -147,7 +148,7 @@ class _Run:
     def anchor(self, search: Search) -> Anchor:
         """All looks together."""
         d, last = len(self.place), self.found[-1]
-        pool = pooled(self.found, self.last_place, self.P, self.measure.n_units, self.scales)
+        pool = pooled(self.found, self.last_place, self.P, self.n, self.scales)
         r = posterior_of(pool.law, self.log_public, self.last_place, pool)
         expected, S = self._predicted
         off, V = last.gradient - expected, last.covariance + S

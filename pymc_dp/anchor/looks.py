@@ -84,6 +84,8 @@ class Looks:
     ----------
     measure : Measurements
         Asked, and paid, for everything.
+    n_units : float
+        How many units there are, about: public, or released.
     scales : ndarray, shape (d,)
         The prior's, of every parameter: public.
     tempering : float
@@ -97,9 +99,11 @@ class Looks:
         Whether even a rough histogram costs too much to look at many.
     """
 
-    def __init__(self, measure: Measurements, scales: Vector, tempering: float = 1.0):
-        s, n = SETTINGS, measure.n_units
-        self.measure, self.scales, self._tempering, self._n = measure, scales, tempering, n
+    def __init__(
+        self, measure: Measurements, n_units: float, scales: Vector, tempering: float = 1.0
+    ):
+        s, n = SETTINGS, n_units
+        self.measure, self.n_units, self.scales, self._tempering = measure, n, scales, tempering
         whole = measure.count_sd(1.0)
         rough = (whole / (s.rough_count * n)) ** 2
         self.poor = rough > s.poor
@@ -117,7 +121,7 @@ class Looks:
 
     def bins_for(self, share: float) -> int:
         """How many bins per octave a histogram of this share can tell apart."""
-        noise = self.measure.count_sd(share) / self._n
+        noise = self.measure.count_sd(share) / self.n_units
         return 4 if noise < 0.0015 else 2 if noise < 0.01 else 1
 
     def look(
@@ -243,7 +247,7 @@ class Looks:
         D, s = np.diag(self.scales), SETTINGS
         of = Longer(theta, D * self._tempering, self._longest / 2)
         many, sd = self.measure.count(of, max(s.of_count, share / 2))
-        return many if s.counted * sd < many < s.rare * self._n else 0.0
+        return many if s.counted * sd < many < s.rare * self.n_units else 0.0
 
 
 def _loss(V: Vector, noise: float, P: Vector | None) -> float:

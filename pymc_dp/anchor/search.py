@@ -139,8 +139,8 @@ def find_mode(
         Where it has come to; not the mode if it is `lost`, or still far by its `length`.
     """
     s, measure = SETTINGS, looks.measure
-    d, root_n = len(start), math.sqrt(measure.n_units)
-    search = Search(start, measure.n_units, looks.scales, log_public)
+    d, root_n = len(start), math.sqrt(looks.n_units)
+    search = Search(start, looks.n_units, looks.scales, log_public)
     raw, spent_before = np.diag(looks.scales), measure.spent
     # From afar noise may be a tenth of the way, which is about √n sds; units' gradients are some 2√(d/n) long.
     ahead = measure.noise_sd(2 * math.sqrt(d) / root_n, 1.0) * math.sqrt(d) / (0.1 * root_n)

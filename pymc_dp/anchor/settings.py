@@ -36,6 +36,8 @@ class AnchorSettings:
     scale √n if that is more. Searches that arrived, on six regressions on real data, unscaled covariates
     among them, were never twice as far; one that was left alone ended at 1e40."""
 
+    of_units: float = 1e-4
+    """Share of the number of units, where that is private: it sets scales only."""
     rough_count: float = 0.004
     """Noise in a bin of a rough histogram, in parts of all units."""
     fine_count: float = 0.002

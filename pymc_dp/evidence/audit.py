@@ -24,6 +24,7 @@ from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.steps.host import PrivateStep
 
@@ -152,7 +153,8 @@ def audit(
     data : mapping, array or other
         The first data set. Default for a model: its own, as a mapping of ``pm.Data`` names to values.
     neighbour : as `data`
-        The second one, which differs in one unit.
+        The second one, which differs in one unit; with ``neighbours="add-or-remove"`` it is the first without
+        one, or the other way round: :func:`~pymc_dp.evidence.neighbours.without` makes it.
     canary : mapping, array or number, optional
         Instead of `neighbour`: the row that replaces `record` in `data`, for each array that changes.
     record : int or array of int
@@ -291,9 +293,10 @@ def _audited_runs(
 
     released: list[list[Any]] = []
     with data_restored(subject), _quiet():
-        check_neighbours(
-            *(find_roles(model_of(one), plan.get("unit"), plan.get("public", ())) for one in pair)
+        first, second = (
+            find_roles(model_of(one), plan.get("unit"), plan.get("public", ())) for one in pair
         )
+        check_neighbours(first, second, plan.get("neighbours", SUBSTITUTE_ONE.name))
         for one in pair:
             built = step(chains=1, model=model_of(one), **plan)
             released.append(list(runs_of(built, runs, seed)))

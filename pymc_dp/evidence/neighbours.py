@@ -9,10 +9,14 @@ import pymc as pm
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.roles import Roles
+from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 
 
-def check_neighbours(first: Roles, second: Roles) -> None:
-    """Refuse data sets that no claim is about."""
+def check_neighbours(first: Roles, second: Roles, neighbours: str = SUBSTITUTE_ONE.name) -> None:
+    """Refuse data sets that no claim under this relation is about."""
+    if neighbours == ADD_OR_REMOVE.name:
+        _check_one_removed(*sorted((first, second), key=lambda roles: -roles.n_records))
+        return
     pairs = [
         (np.moveaxis(a.values, a.axis, 0), np.moveaxis(b.values, b.axis, 0))
         for a, b in zip(first.record_data, second.record_data, strict=True)
@@ -29,6 +33,39 @@ def check_neighbours(first: Roles, second: Roles) -> None:
         raise PrivacyConfigurationError(
             f"The two data sets differ in {count} units. The claim is about replacing one."
         )
+
+
+def _check_one_removed(larger: Roles, smaller: Roles) -> None:
+    """Refuse data sets of which the second is not the first without one of its units."""
+    whole, part = (
+        [np.moveaxis(leaf.values, leaf.axis, 0) for leaf in roles.record_data if leaf.private]
+        for roles in (larger, smaller)
+    )
+    codes = larger.unit_of_record
+    codes = np.arange(larger.n_records) if codes is None else codes
+    counts = np.bincount(codes)
+    for unit in np.flatnonzero(counts == larger.n_records - smaller.n_records):
+        rest = codes != unit
+        if all(np.array_equal(a[rest], b) for a, b in zip(whole, part, strict=True)):
+            return
+    raise PrivacyConfigurationError(
+        "Neither of the two data sets is the other one without a unit. The claim is about adding or removing "
+        "one; `without` takes it out."
+    )
+
+
+def without(data: Any, record: Any = 0) -> Any:
+    """`data`, an array or a mapping of arrays, without the rows `record` of a unit.
+
+    Parameters
+    ----------
+    data : array or mapping
+        Of a mapping, every array has its records on axis 0.
+    record : int or array of int
+    """
+    if isinstance(data, Mapping):
+        return {name: without(array, record) for name, array in data.items()}
+    return np.delete(np.array(data), record, axis=0)
 
 
 def replaced(data: Any, canary: Any, record: Any = 0) -> Any:

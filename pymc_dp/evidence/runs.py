@@ -62,12 +62,12 @@ class _ScratchLedger(PrivacyLedger):
     The account forgets between runs: an audit is about one, and spends nothing that was promised.
     """
 
-    def __init__(self, delta: float):
+    def __init__(self, delta: float, neighbours: str):
         self.path = Path(":memory:")
-        self.epsilon, self.delta = math.inf, delta
+        self.epsilon, self.delta, self.neighbours = math.inf, delta, neighbours
         self._connection = sqlite3.connect(self.path, isolation_level=None)
         self._owner_pid = os.getpid()
-        self._create(self._connection, self.epsilon, self.delta)
+        self._create(self._connection, self.epsilon, self.delta, self.neighbours)
 
     def settle(self, plan: RunPlan, released: tuple[Event, ...]) -> bool:
         """Keep the plan for the next run."""
@@ -97,7 +97,7 @@ def runs_of(step: PrivateStep, runs: int, seed: int) -> Iterator[Run]:
     ------
     Run
     """
-    account = _ScratchLedger(step.guarantee.delta)
+    account = _ScratchLedger(step.guarantee.delta, step.guarantee.neighbours)
     parameters = step.compiled.parameters
     start = parameters.point(parameters.start)
     for _ in range(runs):

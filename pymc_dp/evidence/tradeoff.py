@@ -18,6 +18,7 @@ from pymc_dp.exceptions import (
     UnsupportedModelError,
 )
 from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.privacy.neighbours import ADD_OR_REMOVE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.progress import quiet_pymc
 from pymc_dp.report.tables import as_html, as_text
@@ -168,6 +169,12 @@ def tradeoff(
                 f"`{name}` has no place here: each of `epsilons` is tried on made-up data, with "
                 "reproducible noise, and nothing is charged to any budget."
             )
+    if keywords.get("neighbours") == ADD_OR_REMOVE.name:
+        raise PrivacyConfigurationError(
+            "There are as many made-up records as real ones, so that the result would tell their number, which "
+            f'is private with `neighbours="{ADD_OR_REMOVE.name}"`. Use a model with a public number of records, '
+            "and leave `neighbours` out."
+        )
     for epsilon in epsilons:
         check_finite_epsilon(epsilon)
     epsilons = sorted({float(e) for e in epsilons})

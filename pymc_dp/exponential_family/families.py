@@ -77,6 +77,14 @@ class Range:
         with np.errstate(all="ignore"):
             return np.where(a >= 2 * b, 2 * a, a + b + a * (a / (4 * b)))
 
+    def extremes(self, g: Vector) -> tuple[Vector, Vector]:
+        r""":math:`\min g^\top S` and :math:`\max g^\top S`; the last axis of `g` is that of S."""
+        a, b = np.abs(g[..., 0]), g[..., 1] if self.powers == 2 else np.zeros(g.shape[:-1])
+        with np.errstate(all="ignore"):
+            vertex = np.where(a >= 2 * np.abs(b), b + a, -a * (a / (4 * b)))
+        ends = b - a, b + a
+        return np.minimum(ends[0], vertex), np.maximum(ends[1], vertex)
+
     def examples(self, dtype: str) -> NDArray[Any]:
         """Values from all over the range, shape (PROBES, *shape)."""
         values = np.linspace(self.lower, self.upper, PROBES)
@@ -100,6 +108,10 @@ class Categories:
     def spread(self, g: Vector) -> Vector:
         r""":math:`\max g^\top S - \min g^\top S`; the last axis of `g` is that of S."""
         return np.asarray(g.max(axis=-1) - g.min(axis=-1))
+
+    def extremes(self, g: Vector) -> tuple[Vector, Vector]:
+        r""":math:`\min g^\top S` and :math:`\max g^\top S`; the last axis of `g` is that of S."""
+        return g.min(axis=-1), g.max(axis=-1)
 
     def examples(self, dtype: str) -> NDArray[Any]:
         """Categories, shape (PROBES,)."""

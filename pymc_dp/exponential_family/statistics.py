@@ -139,12 +139,22 @@ class SufficientStatistics:
 
         The entries of a record can each be at their extreme, so their spreads add up.
         """
-        total, start = 0.0, 0
+        return sum(float(np.sum(o.statistic.spread(part))) for o, part in self._parts(g))
+
+    def farthest(self, g: Vector, c: float) -> float:
+        r""":math:`\max |g^\top S(y) - c|` over all values within the ranges: what a record adds at most."""
+        low = high = -c
+        for o, part in self._parts(g):
+            least, most = o.statistic.extremes(part)
+            low, high = low + float(np.sum(least)), high + float(np.sum(most))
+        return max(abs(low), abs(high))
+
+    def _parts(self, g: Vector) -> Iterator[tuple[_Observed, Vector]]:
+        """The entries of `g` by observed variable, each of the shape of its statistics."""
+        start = 0
         for o in self._observed:
-            part = g[start : start + o.size].reshape(-1, o.statistic.size)
-            total += float(np.sum(o.statistic.spread(part.reshape(*o.shape, -1))))
+            yield o, g[start : start + o.size].reshape(*o.shape, o.statistic.size)
             start += o.size
-        return total
 
     def __str__(self) -> str:
         return "; ".join(f"{o.name} {o.statistic}" for o in self._observed)

@@ -9,8 +9,8 @@ from pymc_dp.exceptions import PrivacyError
 from pymc_dp.federated.agreement import LONGER, RATIO, Answer, Ask, parameters_digest
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins, count_sd
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.records.questions import Centred, Gradient, Question
 
 
@@ -77,11 +77,11 @@ class Owners:
 
     def noise_sd(self, bound: float, share: float) -> float:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
-        return noise_sd(bound, self.multiplier(share))
+        return SUBSTITUTE_ONE.noise_sd(bound, self.multiplier(share))
 
     def count_sd(self, share: float) -> float:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
-        return count_sd(self.multiplier(share))
+        return SUBSTITUTE_ONE.count_sd(self.multiplier(share))
 
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
@@ -95,6 +95,10 @@ class Owners:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         excess, sd = self.sum(Centred(of), Centred.bound, share)
         return float(excess) + self.n_units / 2, sd
+
+    def units(self, share: float) -> tuple[float, float]:
+        """See :class:`~pymc_dp.records.measurements.Measurements`: owners tell their numbers."""
+        return float(self.n_units), 0.0
 
     def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""

@@ -26,7 +26,7 @@ from pymc_dp.federated.agreement import RATIO, Ask
 from pymc_dp.federated.owners import Owners
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.steps.acceptance import penalty_test
 
 _STATS: dict[str, tuple[Any, list[int]]] = {
@@ -104,12 +104,16 @@ class FederatedPenalty(ArrayStep):
         self._owners = Owners(ask, parameters)
         self._owners.require(RATIO)
         self._clip, self._z = clip, self._owners.ratio_multiplier
-        widest = _OPTIMAL_SIGMA / noise_sd(clip, self._z)
+        widest = _OPTIMAL_SIGMA / self._noise_sd(clip)
         self.scale = min(_OPTIMAL, widest) / math.sqrt(d) if scale is None else scale
         self._log_public = PublicLogDensity(parameters)
         super().__init__(list(model.value_vars), [], rng=rng)
         # PyMC 5 reads this one.
         self.stats_dtypes = [{name: dtype for name, (dtype, _) in _STATS.items()}]
+
+    def _noise_sd(self, bound: float) -> float:
+        """Of all owners' noise together, in a ratio of which each unit has at most `bound`."""
+        return SUBSTITUTE_ONE.noise_sd(bound, self._z)
 
     def astep(self, apoint: RaveledVars, *args: Any) -> tuple[RaveledVars, list[dict[str, Any]]]:
         """One iteration."""
@@ -124,7 +128,7 @@ class FederatedPenalty(ArrayStep):
             bound=lambda _: bound,
             noisy_ratio=lambda theta, proposal: self._owners.ratio(theta, proposal, bound),
             log_public=self._log_public,
-            noise_multiplier=self._z,
+            noise_sd=self._noise_sd,
         )
         return RaveledVars(theta, apoint.point_map_info), [info._asdict()]
 

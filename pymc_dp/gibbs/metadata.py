@@ -10,7 +10,8 @@ import xarray as xr
 
 from pymc_dp._version import __version__
 from pymc_dp.compat import from_groups, groups_of, root_attrs
-from pymc_dp.privacy.guarantee import RELATION, SCHEMA_VERSION
+from pymc_dp.privacy.guarantee import SCHEMA_VERSION
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 
 _STATS = ("release_epsilon", "release_delta")
 
@@ -60,7 +61,7 @@ def stamp(idata: Any) -> Any:
     attrs = {
         "privacy_epsilon": epsilon,
         "privacy_delta": delta,
-        "privacy_relation": RELATION,
+        "privacy_relation": SUBSTITUTE_ONE.name,
         "privacy_unit": "one record",
         "privacy_accountant": "basic composition of the declared releases",
         "privacy_noise": "that of the release",

@@ -90,10 +90,7 @@ class CompiledModel:
         self._data = {v.name: v.get_value(borrow=True) for v in self.model.data_vars}
 
     def __repr__(self) -> str:
-        return (
-            f"CompiledModel({self.parameters.d} parameters, {self.roles.n_units:,} units: "
-            f"{self.roles.unit})"
-        )
+        return f"CompiledModel({self.parameters.d} parameters; unit: {self.roles.unit})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_graph"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import NoReturn
 
 import numpy as np
 import pymc as pm
@@ -14,6 +15,7 @@ from pymc_dp.likelihood.nodes import (
     RecordData,
     all_data_nodes,
     is_excerpt,
+    name_by_shape,
     quoting_nothing,
     shape_constants,
     shapes_of_data,
@@ -55,7 +57,7 @@ def refuse_private_outside_likelihood(
             filled = values.size > 0 and np.array_equal(
                 values, np.broadcast_to(values.flat[0], values.shape)
             )
-            name = node.name or f"a constant array of shape {values.shape}"
+            name = node.name or name_by_shape(values, n)
             if is_excerpt(values, [leaf.values for leaf in private]) or (
                 (aligned or values.size >= max(n, 2)) and not filled
             ):
@@ -65,7 +67,50 @@ def refuse_private_outside_likelihood(
         return None
 
     observed = set(model.observed_RVs)
-    checks = [
+    for what, graph, fix in _public_graphs(model):
+        blockers = [rv for rv in model.free_RVs if rv is not graph]
+        source = private_source([graph], blockers)
+        if source is None and observed & set(ancestors([graph], blockers=blockers)):
+            source = "an observed variable"
+        if source is not None:
+            raise UnsupportedModelError(f"{what} depends on private data ({source}). {fix}")
+    return taken_as_public
+
+
+def refuse_size_outside_likelihood(model: pm.Model, n: int, record_dims: frozenset[str]) -> None:
+    """Refuse priors and the like that read n, the number of records, off the data, where it is private.
+
+    Raises
+    ------
+    UnsupportedModelError
+    """
+    for det in model.deterministics:
+        if record_dims & set(model.named_vars_to_dims.get(det.name, ())):
+            _refuse_size(f"The Deterministic {det.name!r}")
+    lengths = {model.dim_lengths[dim] for dim in record_dims if dim in model.dim_lengths}
+    for what, graph, _ in _public_graphs(model):
+        blockers = [rv for rv in model.free_RVs if rv is not graph]
+        # Graphs of initial values hold copies, so that data are known by their size and lengths by their names.
+        told = any(
+            n in values_of(shape.owner.inputs[0]).shape
+            for shape in shapes_of_data([graph], blockers)
+        ) or any(
+            v in lengths or v.name in record_dims for v in ancestors([graph], blockers=blockers)
+        )
+        if told:
+            _refuse_size(what)
+
+
+def _refuse_size(what: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"{what} depends on the number of records, which is private with "
+        '`neighbours="add-or-remove"`. Give it a public number.'
+    )
+
+
+def _public_graphs(model: pm.Model) -> Iterator[tuple[str, Variable, str]]:
+    """What is public of a model: a description, the graph, and what to do if data are in it."""
+    stated = [
         (
             f"The prior of {rv.name!r}",
             rv,
@@ -74,7 +119,7 @@ def refuse_private_outside_likelihood(
         )
         for rv in model.free_RVs
     ]
-    checks += [
+    stated += [
         (
             f"The Deterministic {det.name!r}",
             det,
@@ -85,7 +130,7 @@ def refuse_private_outside_likelihood(
         )
         for det in model.deterministics
     ]
-    checks += [
+    stated += [
         (
             f"The Potential {potential.name!r}",
             potential,
@@ -94,14 +139,7 @@ def refuse_private_outside_likelihood(
         )
         for potential in model.potentials
     ]
-    for what, graph, fix in chain(checks, _derived_graphs(model)):
-        blockers = [rv for rv in model.free_RVs if rv is not graph]
-        source = private_source([graph], blockers)
-        if source is None and observed & set(ancestors([graph], blockers=blockers)):
-            source = "an observed variable"
-        if source is not None:
-            raise UnsupportedModelError(f"{what} depends on private data ({source}). {fix}")
-    return taken_as_public
+    yield from chain(stated, _derived_graphs(model))
 
 
 def _derived_graphs(model: pm.Model) -> Iterator[tuple[str, Variable, str]]:

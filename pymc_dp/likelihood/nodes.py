@@ -191,6 +191,12 @@ def shape_constants(graphs: Sequence[Variable], blockers: Sequence[Variable]) ->
     return list(found)
 
 
+def name_by_shape(values: NDArray[Any], n: int) -> str:
+    """What to call an array without a name. The number of records may be private, and is written n."""
+    sizes = ["n" if size == n else str(size) for size in values.shape]
+    return f"a constant array of shape ({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
 def is_excerpt(values: NDArray[Any], held: Sequence[NDArray[Any]]) -> bool:
     """Whether an array is a copy, a part or a rearrangement of one of the arrays `held`.
 
@@ -222,7 +228,7 @@ def refuse_hidden(
             or (values.size >= n and (n in values.shape or values.dtype.kind == "f"))
         ):
             raise UnsupportedModelError(
-                f"An array of shape {values.shape} is written into the likelihood in a way that does "
+                f"{name_by_shape(values, n).capitalize()} is written into the likelihood in a way that does "
                 "not let it be split into records (for example captured by the function of a "
                 "`pm.CustomDist`, or declared with `dims` that are not the records'). Pass it to "
                 f"the distribution as a parameter. {WRAP_DATA}"

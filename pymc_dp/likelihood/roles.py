@@ -22,6 +22,7 @@ from pymc_dp.likelihood.nodes import (
     data_nodes,
     inner_data_nodes,
     is_excerpt,
+    name_by_shape,
     refuse_hidden,
     shape_constants,
     shared_variables,
@@ -175,7 +176,7 @@ def _sort_data(
         if node in axis_of_value:
             axis, name = axis_of_value[node], node.name or name_of_value[node]
         else:
-            name = node.name or f"a constant array of shape {values.shape}"
+            name = node.name or name_by_shape(values, n)
             found = _record_axis_of(model, node, values, n, record_dims, name)
             if found is None:
                 if isinstance(node, SharedVariable) and node.name not in public:
@@ -216,7 +217,7 @@ def _record_axis_of(
         ]
     if len(axes) > 1 and n > 1:
         raise UnsupportedModelError(
-            f"{name} has more than one axis of length {n}, the number of records, so a record is not "
+            f"{name} has more than one axis that is as long as there are records, so a record is not "
             "a slice of it (a matrix between records couples them). Give `dims=` to the data if one "
             "of the axes only happens to be as long."
         )

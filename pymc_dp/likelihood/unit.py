@@ -52,7 +52,7 @@ def count_records(model: pm.Model, axes: Iterable[int]) -> int:
     }
     if len(set(lengths.values())) != 1:
         raise UnsupportedModelError(
-            f"The observed variables have different numbers of records: {lengths}. They must share "
+            f"The observed variables {sorted(lengths)} have different numbers of records. They must share "
             "their records; sample models with separate data sets separately, on one ledger."
         )
     (n,) = set(lengths.values())
@@ -84,7 +84,7 @@ def unit_codes(unit: Any, n: int) -> tuple[NDArray[np.int64] | None, int]:
     ids = np.asarray(unit)
     if ids.shape != (n,):
         raise PrivacyConfigurationError(
-            f"`unit` as an array needs one identifier per record, shape ({n},). Found {ids.shape}."
+            "`unit` as an array needs one identifier per record, and one axis. It has another shape."
         )
     if ids.dtype.kind in "OT" and all(isinstance(x, str) for x in ids):
         ids = np.array([str(x) for x in ids])

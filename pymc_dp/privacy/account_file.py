@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from pymc_dp.exceptions import LedgerError
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 has `account.neighbours`. Files of 1 are about substitution, and are read as they are."""
+
 _APPLICATION_ID = 0x70796470  # "pydp" in ASCII: how SQLite files say whose they are
 _BUSY_SECONDS = 60.0
 RESTORE = "Restore it from a backup: a budget whose spending is unknown must count as spent."
@@ -20,7 +23,7 @@ RESTORE = "Restore it from a backup: a budget whose spending is unknown must cou
 _SCHEMA = f"""
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
-CREATE TABLE account (epsilon REAL NOT NULL, delta REAL NOT NULL);
+CREATE TABLE account (epsilon REAL NOT NULL, delta REAL NOT NULL, neighbours TEXT NOT NULL);
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, description TEXT NOT NULL, events TEXT NOT NULL,
     chains INTEGER NOT NULL, iterations INTEGER NOT NULL,
@@ -78,25 +81,34 @@ class AccountFile:
                 # Into the file itself, so that a copy of it alone knows what is spent.
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
-    def _create_file(self, epsilon: float | None, delta: float | None) -> None:
+    def _create_file(self, epsilon: float | None, delta: float | None, neighbours: str) -> None:
         """Make the file under another name, and link it into place: whole, and only if nobody was first."""
         draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
         with _complaining(self.path):
             try:
                 with closing(sqlite3.connect(draft, isolation_level=None)) as db:
-                    self._create(db, epsilon, delta)
+                    self._create(db, epsilon, delta, neighbours)
                 with suppress(FileExistsError):
                     _publish(draft, self.path)
             finally:
                 draft.unlink(missing_ok=True)
 
     @staticmethod
-    def _create(db: sqlite3.Connection, epsilon: float | None, delta: float | None) -> None:
+    def _create(
+        db: sqlite3.Connection, epsilon: float | None, delta: float | None, neighbours: str
+    ) -> None:
         db.execute("BEGIN EXCLUSIVE")
         for statement in _SCHEMA.strip().split(";\n"):
             db.execute(statement)
-        db.execute("INSERT INTO account VALUES (?, ?)", (epsilon, delta))
+        db.execute("INSERT INTO account VALUES (?, ?, ?)", (epsilon, delta, neighbours))
         db.execute("COMMIT")
+
+    @staticmethod
+    def _account(db: sqlite3.Connection) -> list[tuple[float, float, str]]:
+        """ε, δ and the name of the relation that they are about: one row, if the file is whole."""
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        neighbours = f"'{SUBSTITUTE_ONE.name}'" if version < 2 else "neighbours"
+        return db.execute(f"SELECT epsilon, delta, {neighbours} FROM account").fetchall()
 
     def _check_format(self, db: sqlite3.Connection) -> None:
         (application,) = db.execute("PRAGMA application_id").fetchone()

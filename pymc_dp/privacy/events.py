@@ -1,8 +1,9 @@
 """Frozen descriptions of releases.
 
 An event holds what accounting needs and nothing else. Its noise multiplier already contains the
-neighbouring relation: it is the noise divided by the sensitivity *under the relation promised*
-(substitute-one), so that no accountant has to be told the relation. Its meaning never changes.
+neighbouring relation: it is the noise divided by the sensitivity *under the relation promised*, so that no
+accountant has to be told the relation. Events of one relation only may be added up: an account is of one.
+The meaning of an event never changes.
 """
 
 import json

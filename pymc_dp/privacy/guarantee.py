@@ -16,9 +16,9 @@ from pymc_dp.privacy.events import (
     Pure,
     to_json,
 )
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
 from pymc_dp.privacy.plans import RunPlan
 
-RELATION = "substitute-one"
 SCHEMA_VERSION = 1
 
 
@@ -38,6 +38,14 @@ def describe(event: Event) -> str:
                 f"variance {event.variance:.6g}"
             )
     return f"{type(event).__name__.lower()}, noise multiplier {event.noise_multiplier:.6g}"
+
+
+def at_most(epsilon: float) -> str:
+    """ε in four digits, rounded up: what is stated must hold."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
+    return f"{math.ceil(epsilon / unit) * unit:.4g}"
 
 
 def accountant_of(events: Iterable[Event]) -> str:
@@ -68,8 +76,8 @@ class Guarantee:
         δ.
     unit : str
         The unit of privacy.
-    n_units, n_records : int
-        Public sizes.
+    n_units, n_records : int, optional
+        Sizes, if they are public.
     noise : str
         Name of the noise source.
     secure : bool
@@ -84,6 +92,8 @@ class Guarantee:
         Releases before the first iteration, for all chains together.
     measured : mapping
         What these releases said, for the record, such as an anchor's tilt. No part of the promise.
+    neighbours : str
+        Name of the neighbouring relation.
     """
 
     run_id: int
@@ -95,8 +105,8 @@ class Guarantee:
     budget: float | None
     delta: float
     unit: str
-    n_units: int
-    n_records: int
+    n_units: int | None
+    n_records: int | None
     noise: str
     secure: bool
     settings: Mapping[str, float | str] = field(default_factory=dict)
@@ -106,6 +116,7 @@ class Guarantee:
     record_dims: tuple[str, ...] = ()
     once: tuple[Event, ...] = ()
     measured: Mapping[str, float | str] = field(default_factory=dict)
+    neighbours: str = SUBSTITUTE_ONE.name
 
     @property
     def iterations(self) -> int:
@@ -120,6 +131,17 @@ class Guarantee:
         if self.budget is not None:
             return self.budget
         return composed_epsilon(self.total, self.delta)
+
+    @cached_property
+    def epsilon_substitute_one(self) -> float:
+        """ε of the whole run at :attr:`delta` when a unit is replaced, whatever the relation of the run.
+
+        The other way round nothing is stated: a run under substitution tells how many units there are.
+        """
+        relation = neighbours_named(self.neighbours)
+        if relation.public_size or not self.secure:
+            return self.epsilon
+        return composed_epsilon(relation.under_substitution(self.total), self.delta)
 
     @property
     def total(self) -> tuple[Event, ...]:
@@ -140,6 +162,7 @@ class Guarantee:
             events=self.events,
             chains=self.chains,
             iterations=self.iterations,
+            neighbours=self.neighbours,
         )
 
     @cached_property
@@ -151,6 +174,7 @@ class Guarantee:
             events=self.once,
             chains=1,
             iterations=1,
+            neighbours=self.neighbours,
         )
 
     @property
@@ -179,9 +203,17 @@ class Guarantee:
                 f"NOT PRIVATE: these draws were made with noise source {self.noise_name!r}, "
                 "or without a finite budget. They carry no guarantee and must not be released."
             )
+        if self.n_units is None:
+            about = (
+                f"adding or removing {self.unit}, of which it is not told how many there are, and "
+                f"({at_most(self.epsilon_substitute_one)}, {self.delta:.3g})-differentially private with respect "
+                "to replacing one"
+            )
+        else:
+            about = f"replacing {self.unit} among {self.n_units:,}"
         return (
             f"These draws are ({self.epsilon:g}, {self.delta:.3g})-differentially private with "
-            f"respect to replacing {self.unit} among {self.n_units:,}: "
+            f"respect to {about}: "
             f"{'the preparation and ' if self.once else ''}all "
             f"{self.chains * self.iterations:,} iterations ({self.chains} chain(s), tuning "
             "included) together."
@@ -189,12 +221,14 @@ class Guarantee:
 
     def attrs(self, version: str) -> dict[str, str | float | int]:
         """Root attributes of a result: numbers and text only, so that every format keeps them."""
+        sizes = {} if self.n_units is None else {"privacy_units": self.n_units}
         return {
             "privacy_epsilon": self.epsilon,
+            "privacy_epsilon_substitute_one": self.epsilon_substitute_one,
             "privacy_delta": self.delta,
-            "privacy_relation": RELATION,
+            "privacy_relation": self.neighbours,
             "privacy_unit": self.unit,
-            "privacy_units": self.n_units,
+            **sizes,
             "privacy_accountant": accountant_of(self.events),
             "privacy_noise": self.noise_name,
             "privacy_valid": int(self.valid),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pymc_dp.privacy.clipping import in_silence
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_multiplier, release
 from pymc_dp.privacy.plans import Permit
@@ -125,11 +126,12 @@ def noisy_counts(
     noise_multiplier: float,
     permit: Permit,
     noise: NoiseSource,
+    neighbours: Neighbours = SUBSTITUTE_ONE,
 ) -> NDArray[np.float64]:
     """Noisy counts of the units' sizes in bins of equal ratio, shape (bins,).
 
-    **Neighbouring relation**: substitute-one: one unit leaves a bin and enters another.
-    **Sensitivity**: √2 in L2 norm. **Guarantee**: one ``Gaussian(noise_multiplier)`` event; exact
+    **Neighbouring relation**: `neighbours`. **Sensitivity**: in L2 norm √2 under substitute-one, as a
+    unit leaves a bin and another enters one; 1 under add-or-remove. **Guarantee**: one ``Gaussian(noise_multiplier)`` event; exact
     integer counts and discrete Gaussian noise (Canonne, Kamath and Steinke, 2020).
 
     Parameters
@@ -138,16 +140,17 @@ def noisy_counts(
         ``() ->`` :func:`counts_of` of all units, in which each unit is in one bin. Called once, after the
         permit is taken.
     noise_multiplier : float
-        z: standard deviation of a count's noise / √2.
+        z: standard deviation of a count's noise / sensitivity.
     permit : Permit
         Covers the event.
     noise : NoiseSource
+    neighbours : Neighbours
     """
     check_multiplier(noise_multiplier, noise)
     released = release(
         lambda _: counts() * _GRID,
         Gaussian(noise_multiplier),
-        count_sd(noise_multiplier) * _GRID,
+        neighbours.count_sd(noise_multiplier) * _GRID,
         permit,
         noise,
     )
@@ -157,11 +160,6 @@ def noisy_counts(
 def count_of_bins(bins_per_octave: int) -> int:
     """How many bins there are."""
     return (_HIGHEST - _LOWEST) * bins_per_octave
-
-
-def count_sd(noise_multiplier: float) -> float:
-    """Standard deviation of a count's noise: z times the sensitivity √2."""
-    return noise_multiplier * math.sqrt(2)
 
 
 def bin_counts(sizes: NDArray[np.float64], bins_per_octave: int) -> NDArray[np.int64]:

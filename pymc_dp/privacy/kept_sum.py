@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_dp.privacy.clipping import RESOLUTION, in_silence
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_bound, check_multiplier, release
 from pymc_dp.privacy.plans import Permit
@@ -27,18 +28,26 @@ class Direction:
         :math:`w_j`, g in units of :math:`2^e`; the largest has 53 bits.
     step : int
         :math:`q`: the projected sum :math:`\sum_j w_j T_j` is divided by it, so that a unit moves the
-        quotient by at most 2 :data:`~pymc_dp.privacy.clipping.RESOLUTION`.
+        quotient by at most κ :data:`~pymc_dp.privacy.clipping.RESOLUTION`.
     bound : float
-        B = :math:`q\,2^e`: half of what a unit moves the released number by, at most. The noise has
-        standard deviation :math:`z \cdot 2B`.
+        B = :math:`q\,2^e`: a κ-th of what a unit moves the released number by, at most. The noise has
+        standard deviation :math:`z \cdot \kappa B`.
+    neighbours : Neighbours
+        That of which this holds, with its κ.
     """
 
     weights: tuple[int, ...]
     step: int
     bound: float
+    neighbours: Neighbours = SUBSTITUTE_ONE
 
 
-def direction(g: NDArray[np.float64], spread: float, records_per_unit: int) -> Direction:
+def direction(
+    g: NDArray[np.float64],
+    spread: float,
+    records_per_unit: int,
+    neighbours: Neighbours = SUBSTITUTE_ONE,
+) -> Direction:
     r"""The direction `g`, on its grid.
 
     With R = :data:`~pymc_dp.privacy.clipping.RESOLUTION`, a record whose vector is v adds
@@ -46,8 +55,8 @@ def direction(g: NDArray[np.float64], spread: float, records_per_unit: int) -> D
     at most :math:`R\,|g^\top(v - v')| / 2^e`, and by what is rounded: :math:`\sum_j |w_j|` for the two
     t, and far less than that again for w, v and `spread`, which have 50 bits or more. So
     :math:`\Delta = \lceil R \cdot \text{spread} / 2^e \rceil + 2 \sum_j |w_j|` bounds it, and mΔ for
-    a unit of m records. Truncation to multiples of :math:`q = \lceil m\Delta / 2R \rceil` turns a
-    difference of at most 2Rq into one of at most 2R. Everything here is even or odd in g: both
+    a unit of m records. Truncation to multiples of :math:`q = \lceil m\Delta / \kappa R \rceil` turns a
+    difference of at most κRq into one of at most κR. Adding a record is replacing v′ = 0. Everything here is even or odd in g: both
     directions of a move have the same grid.
 
     Parameters
@@ -55,9 +64,11 @@ def direction(g: NDArray[np.float64], spread: float, records_per_unit: int) -> D
     g : ndarray, shape (d,)
         Finite, and not 0.
     spread : float
-        What :math:`|g^\top (v - v')|` is at most, for any two vectors that a record can have.
+        What :math:`|g^\top (v - v')|` is at most, for any two vectors that a record can have; under
+        add-or-remove :math:`|g^\top v|`.
     records_per_unit : int
         m, the most that a unit has. Public.
+    neighbours : Neighbours
 
     Returns
     -------
@@ -66,8 +77,8 @@ def direction(g: NDArray[np.float64], spread: float, records_per_unit: int) -> D
     exponent = math.frexp(float(np.abs(g).max()))[1] - _MANTISSA
     weights = tuple(round(math.ldexp(x, -exponent)) for x in g.tolist())
     one_record = math.ceil(RESOLUTION * math.ldexp(spread, -exponent)) + 2 * sum(map(abs, weights))
-    step = -(-records_per_unit * one_record // (2 * RESOLUTION))
-    return Direction(weights, step, math.ldexp(step, exponent))
+    step = -(-records_per_unit * one_record // int(neighbours.of_sum(RESOLUTION)))
+    return Direction(weights, step, math.ldexp(step, exponent), neighbours)
 
 
 class KeptSum:
@@ -75,11 +86,10 @@ class KeptSum:
 
     Released along a direction g, each time with fresh noise, it is
 
-    .. math:: \textstyle\sum_i g^\top v_i + \mathcal N(0, (z \cdot 2B)^2)
+    .. math:: \textstyle\sum_i g^\top v_i + \mathcal N(0, (z \cdot \kappa B)^2)
 
-    at a cost that does not depend on the number of records. **Neighbouring relation**:
-    substitute-one, at public numbers of units and of records in each. **Sensitivity**: 2B, by
-    :func:`direction`. **Guarantee**: one ``Gaussian(noise_multiplier)`` event per release, as in
+    at a cost that does not depend on the number of records. **Neighbouring relation**: the direction's;
+    numbers of records of a unit are public. **Sensitivity**: κB, by :func:`direction`. **Guarantee**: one ``Gaussian(noise_multiplier)`` event per release, as in
     :func:`~pymc_dp.privacy.noisy_sum.noisy_sum` (Canonne, Kamath and Steinke, 2020, Theorems 4 and 7).
 
     The sum is private: it never leaves the process, and is left out of pickles.
@@ -132,7 +142,7 @@ class KeptSum:
         (quotient,) = release(
             lambda _: self._projected(along),
             Gaussian(noise_multiplier),
-            noise_multiplier * 2 * RESOLUTION,
+            along.neighbours.noise_sd(RESOLUTION, noise_multiplier),
             permit,
             noise,
         )

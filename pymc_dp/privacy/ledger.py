@@ -15,6 +15,7 @@ from pymc_dp.exceptions import LedgerError, PrivacyBudgetExceeded, PrivacyConfig
 from pymc_dp.privacy.account_file import RESTORE, AccountFile, transaction
 from pymc_dp.privacy.accounting import composed_epsilon, epsilon_that_fits
 from pymc_dp.privacy.events import Event, Gaussian, from_json, to_json
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
 from pymc_dp.privacy.plans import Permit, RunPlan
 
 
@@ -29,6 +30,9 @@ class PrivacyLedger(AccountFile):
     epsilon, delta : float, optional
         The total budget. Required to open a new account; when the file exists they may be left
         out, and must agree with it if given.
+    neighbours : {"substitute-one", "add-or-remove"}, optional
+        What the budget is about, and with it every run: see :class:`~pymc_dp.steps.run.RunSettings`. Default:
+        the file's, or "substitute-one" for a new account.
 
     Raises
     ------
@@ -63,8 +67,10 @@ class PrivacyLedger(AccountFile):
         *,
         epsilon: float | None = None,
         delta: float | None = None,
+        neighbours: str | None = None,
     ):
         super().__init__(path)
+        relation = None if neighbours is None else neighbours_named(neighbours).name
         is_new = not self.path.exists()
         if is_new and (epsilon is None or delta is None):
             raise PrivacyConfigurationError(
@@ -75,7 +81,7 @@ class PrivacyLedger(AccountFile):
             None if delta is None else check_delta(delta),
         )
         if is_new:
-            self._create_file(*budget)
+            self._create_file(*budget, relation or SUBSTITUTE_ONE.name)
         elif self.path.is_file() and self.path.stat().st_size == 0:
             raise LedgerError(
                 f"{self.path} is empty. If it held an account, restore it from a backup: a budget whose "
@@ -84,18 +90,39 @@ class PrivacyLedger(AccountFile):
         with self._open() as db:
             self._check_format(db)
             self._write_ahead(db)
-            account = db.execute("SELECT epsilon, delta FROM account").fetchall()
+            account = self._account(db)
         if len(account) != 1:
             raise LedgerError(f"{self.path} is damaged: it has no budget. {RESTORE}")
-        ((self.epsilon, self.delta),) = account
+        ((self.epsilon, self.delta, self.neighbours),) = account
         if budget[0] not in (None, self.epsilon) or budget[1] not in (None, self.delta):
             raise PrivacyConfigurationError(
                 f"The ledger {self.path.name} has the budget ε = {self.epsilon:g}, "
                 f"δ = {self.delta:g}, not the one given. Leave `epsilon` and `delta` out to open it."
             )
+        if relation is not None:
+            self.check_neighbours(relation)
 
     def __repr__(self) -> str:
-        return f"PrivacyLedger({str(self.path)!r}, epsilon={self.epsilon:g}, delta={self.delta:g})"
+        return (
+            f"PrivacyLedger({str(self.path)!r}, epsilon={self.epsilon:g}, delta={self.delta:g}, "
+            f"neighbours={self.neighbours!r})"
+        )
+
+    def check_neighbours(self, neighbours: str) -> None:
+        """Refuse what is about other neighbours than the account.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If it is. Nothing has been charged.
+        """
+        if neighbours != self.neighbours:
+            raise PrivacyConfigurationError(
+                f"This account is for {self.neighbours} neighbours, not {neighbours}: an ε of the one is no ε "
+                f'of the other, and they do not add up. Give the run `neighbours="{self.neighbours}"`, or a '
+                "ledger of its own, and count both when you say what all runs cost together. Nothing was "
+                "released and nothing was charged."
+            )
 
     # -- what a user asks -------------------------------------------------------------------
 
@@ -134,7 +161,11 @@ class PrivacyLedger(AccountFile):
         ------
         PrivacyBudgetExceeded
             If they do not fit; the account is as it was.
+        PrivacyConfigurationError
+            If they are about other neighbours than the account.
         """
+        for plan in plans:
+            self.check_neighbours(plan.neighbours)
         with self._open(durable=True) as db, transaction(db):
             earlier = self._runs(db)
             known = {plan.run for plan in earlier} & {plan.run for plan in plans}
@@ -265,12 +296,13 @@ class PrivacyLedger(AccountFile):
                 )
         return filtered
 
-    @staticmethod
-    def _runs(db: sqlite3.Connection) -> list[RunPlan]:
+    def _runs(self, db: sqlite3.Connection) -> list[RunPlan]:
         rows = db.execute(
             "SELECT run, description, events, chains, iterations FROM runs ORDER BY rowid"
         )
-        return [RunPlan(run, what, from_json(e), k, n) for run, what, e, k, n in rows]
+        return [
+            RunPlan(run, what, from_json(e), k, n, self.neighbours) for run, what, e, k, n in rows
+        ]
 
 
 def what_fits(epsilon: float) -> str:

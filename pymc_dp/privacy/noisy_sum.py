@@ -12,6 +12,7 @@ from pymc_dp.checks import check_rate
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import Words, accounted_rate, poisson_sample
@@ -19,7 +20,7 @@ from pymc_dp.privacy.subsampling import Words, accounted_rate, poisson_sample
 MAX_UNITS = 2**36
 """With fewer units than this the integer sum cannot overflow."""
 
-_MAX_NOISE_SCALE = 2.0**56
+_MAX_MULTIPLIER = 2.0**29  # of RESOLUTION, twice over: the noise then has room in 64 bits
 _BOUND_RANGE = (1e-200, 1e200)
 
 
@@ -73,14 +74,15 @@ def noisy_sum(
     noise_multiplier: float,
     permit: Permit,
     noise: NoiseSource,
+    neighbours: Neighbours = SUBSTITUTE_ONE,
 ) -> NDArray[np.float64]:
     r"""Sum over units of clipped terms, plus discrete Gaussian noise.
 
-    .. math:: \sum_i \operatorname{clip}_B(v_i) + \mathcal N(0, (z \cdot 2B)^2 I)
+    .. math:: \sum_i \operatorname{clip}_B(v_i) + \mathcal N(0, (z \cdot \kappa B)^2 I)
 
-    **Neighbouring relation**: substitute-one, at a public number of units. **Sensitivity**: 2B in
-    L2 norm (each unit's integer image has norm at most :data:`RESOLUTION`, so replacing one moves
-    the integer sum by at most twice that). **Guarantee**: one
+    **Neighbouring relation**: `neighbours`: substitute-one, at a public number of units (κ = 2), or
+    add-or-remove (κ = 1). **Sensitivity**: κB in L2 norm (each unit's integer image has norm at most
+    :data:`RESOLUTION`, and κ of them differ). **Guarantee**: one
     ``Gaussian(noise_multiplier)`` event; 1/z-GDP and 1/(2z²)-zCDP, by Theorem 4 (zCDP) and
     Theorem 7 (tail comparison) of Canonne, Kamath and Steinke (2020) for the discrete Gaussian.
 
@@ -103,6 +105,7 @@ def noisy_sum(
         What the ledger handed out for this iteration. It must still contain this release.
     noise : NoiseSource
         Where the noise comes from.
+    neighbours : Neighbours
 
     Returns
     -------
@@ -123,6 +126,7 @@ def noisy_sum(
         noise_multiplier=noise_multiplier,
         permit=permit,
         noise=noise,
+        neighbours=neighbours,
     )
 
 
@@ -134,6 +138,7 @@ def noisy_total(
     noise_multiplier: float,
     permit: Permit,
     noise: NoiseSource,
+    neighbours: Neighbours = SUBSTITUTE_ONE,
 ) -> NDArray[np.float64]:
     """The release of :func:`noisy_sum`, from sums that were clipped elsewhere.
 
@@ -146,7 +151,7 @@ def noisy_total(
     parts : iterable of ndarray of int64, shape (1,) or (dimension,)
         :func:`~pymc_dp.privacy.clipping.clipped_sum` of disjoint parts of the units, at this bound.
         Nothing is drawn from it before the permit is taken, and no noise before it ends.
-    dimension, bound, noise_multiplier, permit, noise
+    dimension, bound, noise_multiplier, permit, noise, neighbours
         As in :func:`noisy_sum`.
 
     Returns
@@ -162,7 +167,7 @@ def noisy_total(
     total = release(
         lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
         Gaussian(noise_multiplier),
-        noise_multiplier * 2 * RESOLUTION,
+        neighbours.noise_sd(RESOLUTION, noise_multiplier),
         permit,
         noise,
     )
@@ -220,7 +225,7 @@ def poisson_noisy_total(
             poisson_sample(units, sampling_rate, secret_words(noise, address))
         ),
         PoissonGaussian(noise_multiplier, accounted_rate(sampling_rate)),
-        noise_multiplier * 2 * RESOLUTION,
+        SUBSTITUTE_ONE.noise_sd(RESOLUTION, noise_multiplier),
         permit,
         noise,
     )
@@ -292,18 +297,12 @@ def check_bound(bound: float) -> None:
         )
 
 
-def noise_sd(bound: float, noise_multiplier: float) -> float:
-    """Standard deviation of the noise that :func:`noisy_sum` adds: z times the sensitivity 2B."""
-    return noise_multiplier * 2 * bound
-
-
 def check_multiplier(noise_multiplier: float, noise: NoiseSource) -> None:
     """Refuse a noise multiplier that the integer sum cannot hold, or that protects nothing."""
-    scale = noise_multiplier * 2 * RESOLUTION
-    if not 0 <= scale < _MAX_NOISE_SCALE or (scale == 0 and noise.secure):
+    if not 0 <= noise_multiplier < _MAX_MULTIPLIER or (noise_multiplier == 0 and noise.secure):
         raise PrivacyConfigurationError(
             "`noise_multiplier` must be positive and below "
-            f"{_MAX_NOISE_SCALE / 2 / RESOLUTION:.0e}. Found {noise_multiplier!r}: a larger `epsilon` "
+            f"{_MAX_MULTIPLIER:.0e}. Found {noise_multiplier!r}: a larger `epsilon` "
             "needs less noise. Zero noise is for debugging only and needs "
             "`noise_source=InsecureSeededNoise(seed)`."
         )
@@ -313,7 +312,7 @@ def check_units(units: int) -> None:
     """Refuse more units than the integer sum can hold."""
     if units >= MAX_UNITS:
         raise PrivacyConfigurationError(
-            f"At most {MAX_UNITS} units of privacy can be summed exactly. Found {units}."
+            f"At most {MAX_UNITS} units of privacy can be summed exactly. There are more."
         )
 
 

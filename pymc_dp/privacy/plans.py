@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.privacy.events import Event, times
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class RunPlan:
         Number of chains, each of which claims one slot.
     iterations : int
         Iterations of one chain, tuning included.
+    neighbours : str
+        Name of the relation that the events' multipliers are for.
     """
 
     run: str
@@ -29,6 +32,7 @@ class RunPlan:
     events: tuple[Event, ...]
     chains: int
     iterations: int
+    neighbours: str = SUBSTITUTE_ONE.name
 
     @property
     def total(self) -> tuple[Event, ...]:

@@ -5,12 +5,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.privacy.histogram import PrivateHistogram, count_sd, noisy_counts
+from pymc_dp.privacy.histogram import PrivateHistogram, noisy_counts
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noise_sd, noisy_total, poisson_noisy_total
+from pymc_dp.privacy.noisy_sum import noisy_total, poisson_noisy_total
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
-from pymc_dp.records.questions import Centred, Question, Vector
+from pymc_dp.records.questions import Centred, Everybody, Question, Vector
 from pymc_dp.records.sums import RecordSums
 
 
@@ -22,15 +23,28 @@ class Curator:
     records : RecordSums
         Private. Nothing reads them but the releases here.
     noise : NoiseSource
+    neighbours : Neighbours
+        What the releases are calibrated to.
     """
 
-    def __init__(self, records: RecordSums, noise: NoiseSource):
-        self._records, self._noise = records, noise
+    def __init__(
+        self,
+        records: RecordSums,
+        noise: NoiseSource,
+        neighbours: Neighbours = SUBSTITUTE_ONE,
+    ):
+        self._records, self._noise, self.neighbours = records, noise, neighbours
 
     @property
     def n_units(self) -> int:
-        """Number of units of privacy."""
-        return self._records.n_units
+        """Number of units of privacy, if it is public.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If it is not.
+        """
+        return self.neighbours.public_number(self._records.n_units)
 
     def sum(
         self,
@@ -43,9 +57,9 @@ class Curator:
     ) -> Vector:
         """Noisy sum of the units' clipped terms, or of those of a secret Poisson sample.
 
-        **Sensitivity** 2B in L2 norm under substitute-one neighbours. **Guarantee**: one Gaussian event of
-        :func:`~pymc_dp.privacy.noisy_sum.noisy_total`, or PoissonGaussian event of
-        :func:`~pymc_dp.privacy.noisy_sum.poisson_noisy_total`.
+        **Sensitivity** κB in L2 norm under the curator's neighbours (2B or B). **Guarantee**: one Gaussian
+        event of :func:`~pymc_dp.privacy.noisy_sum.noisy_total`, or, under substitute-one, PoissonGaussian
+        event of :func:`~pymc_dp.privacy.noisy_sum.poisson_noisy_total`.
 
         Parameters
         ----------
@@ -54,7 +68,7 @@ class Curator:
         bound : float
             B, likewise.
         noise_multiplier : float
-            z: the noise's standard deviation is z · 2B.
+            z: the noise's standard deviation is z · κB.
         permit : Permit
             Must still contain the release.
         sampling_rate : float
@@ -68,6 +82,8 @@ class Curator:
         ------
         PrivacyBudgetExceeded
             If the permit does not cover it. No records have been read then.
+        PrivacyConfigurationError
+            If a sample is asked for under add-or-remove.
         """
         if sampling_rate == 1:
             return noisy_total(
@@ -78,6 +94,7 @@ class Curator:
                 noise_multiplier=noise_multiplier,
                 permit=permit,
                 noise=self._noise,
+                neighbours=self.neighbours,
             )
         return poisson_noisy_total(
             lambda units: self._records.total(of, bound, units),
@@ -95,7 +112,7 @@ class Curator:
     ) -> NDArray[np.float64]:
         """Noisy counts of the units by the size of their terms, shape (bins,).
 
-        **Sensitivity** √2 in L2 norm under substitute-one neighbours; **guarantee**: one Gaussian event of
+        **Sensitivity** √κ in L2 norm under the curator's neighbours; **guarantee**: one Gaussian event of
         :func:`~pymc_dp.privacy.histogram.noisy_counts`.
         """
         return noisy_counts(
@@ -103,6 +120,7 @@ class Curator:
             noise_multiplier=noise_multiplier,
             permit=permit,
             noise=self._noise,
+            neighbours=self.neighbours,
         )
 
 
@@ -115,7 +133,7 @@ class Measurements(Protocol):
 
     @property
     def n_units(self) -> int:
-        """Number of units of privacy."""
+        """Number of units of privacy, if it is public; otherwise :meth:`units` releases it."""
         ...
 
     @property
@@ -141,6 +159,10 @@ class Measurements(Protocol):
 
     def count(self, of: Question, share: float) -> tuple[float, float]:
         """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation."""
+        ...
+
+    def units(self, share: float) -> tuple[float, float]:
+        """Number of units and the standard deviation of its noise: 0, and nothing is spent, if it is public."""
         ...
 
     def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
@@ -176,25 +198,42 @@ class PaidMeasurements:
 
     def noise_sd(self, bound: float, share: float) -> float:
         """See :class:`Measurements`."""
-        return noise_sd(bound, self.multiplier(share))
+        return self._curator.neighbours.noise_sd(bound, self.multiplier(share))
 
     def count_sd(self, share: float) -> float:
         """See :class:`Measurements`."""
-        return count_sd(self.multiplier(share))
+        return self._curator.neighbours.count_sd(self.multiplier(share))
 
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`Measurements`."""
         z, permit = self._purse.permit(share)
         released = self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
-        return released, noise_sd(bound, z)
+        return released, self._curator.neighbours.noise_sd(bound, z)
 
     def count(self, of: Question, share: float) -> tuple[float, float]:
-        """See :class:`Measurements`."""
-        excess, sd = self.sum(Centred(of), Centred.bound, share)
-        return float(excess) + self.n_units / 2, sd
+        """See :class:`Measurements`.
+
+        **Sensitivity** 1 under both relations: of marks of ±1/2 if a unit is replaced, for which the number of
+        units has to be public; of marks of 0 and 1 if one comes or goes. **Guarantee**: that of :meth:`sum`.
+        """
+        if self._curator.neighbours.public_size:
+            excess, sd = self.sum(Centred(of), Centred.bound, share)
+            return float(excess) + self.n_units / 2, sd
+        total, sd = self.sum(of, 1.0, share)
+        return float(total), sd
+
+    def units(self, share: float) -> tuple[float, float]:
+        """See :class:`Measurements`.
+
+        **Sensitivity** 1 under add-or-remove, of a sum with a term of 1 for every unit. **Guarantee**: that of
+        :meth:`sum`.
+        """
+        if self._curator.neighbours.public_size:
+            return float(self.n_units), 0.0
+        return self.count(Everybody(), share)
 
     def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`Measurements`."""
         z, permit = self._purse.permit(share)
         counts = self._curator.counts(of, bins_per_octave, noise_multiplier=z, permit=permit)
-        return PrivateHistogram(counts, count_sd(z), bins_per_octave)
+        return PrivateHistogram(counts, self._curator.neighbours.count_sd(z), bins_per_octave)

@@ -16,6 +16,11 @@ Units = NDArray[np.int64]
 class UnitTerms(Protocol):
     """What a question can compute with, where the records are. Private."""
 
+    @property
+    def n_units(self) -> int:
+        """How many units there are here."""
+        ...
+
     def log_likelihoods(self, points: Sequence[Vector], units: Units | None = None) -> list[Vector]:
         r""":math:`\ell_i` at some points, each of shape (units,). Not to be changed in place."""
         ...
@@ -167,3 +172,13 @@ class Centred:
         """See :class:`Question`."""
         for chunk in self.of.terms(records, units):
             yield chunk - 0.5
+
+
+class Everybody:
+    """A mark of 1 for every unit: its sum is their number."""
+
+    dimension = None
+
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Question`."""
+        yield np.ones(records.n_units if units is None else len(units))

@@ -45,8 +45,8 @@ def _shard(program: Program, k: int) -> LocalRecords:
         shape[leaf.axis] = program.records[k]
         if x.shape != tuple(shape) or not np.can_cast(x.dtype, leaf.values.dtype, "same_kind"):
             raise ShardError(
-                f"Of shard {k}, {leaf.name!r} must be an array of {leaf.values.dtype} and of "
-                f"shape {tuple(shape)}, as announced to `Shards` and in the model. It is not."
+                f"Of shard {k}, {leaf.name!r} must be an array of {leaf.values.dtype} with the shape that it has "
+                f"in the model, but for `records[{k}]` of `Shards` on axis {leaf.axis}. It is not."
             )
         data.append(x.astype(leaf.values.dtype, copy=False))
     codes = None

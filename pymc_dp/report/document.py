@@ -12,8 +12,9 @@ from pymc_dp.compat import groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing
 from pymc_dp.privacy.events import from_json, to_json
-from pymc_dp.privacy.guarantee import describe
+from pymc_dp.privacy.guarantee import at_most, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
 from pymc_dp.report.facts import Facts
 from pymc_dp.report.html import page
 from pymc_dp.report.tables import as_html, as_text
@@ -50,6 +51,8 @@ class PrivacyReport(Facts):
         How many of them there are.
     relation : str
         Which data sets count as neighbours.
+    epsilon_substitute_one : float
+        ε when a unit is replaced; :attr:`epsilon` if that is the relation.
     algorithm : str
         What made the draws.
     noise : str
@@ -82,6 +85,7 @@ class PrivacyReport(Facts):
     @property
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, in order."""
+        number = "public" if neighbours_named(self.relation).public_size else "private"
         rows = [
             ("Guarantee", f"ε = {self.epsilon:g}, δ = {self.delta:.3g}"),
             ("Valid", "yes" if self.valid else "NO: " + self._why_not),
@@ -90,11 +94,14 @@ class PrivacyReport(Facts):
         if self.units is not None:
             rows.append(("Number of units", f"{self.units:,}"))
         rows += [
-            ("Neighbouring data sets", f"{self.relation}, at a public number of units"),
+            ("Neighbouring data sets", f"{self.relation}, at a {number} number of units"),
             ("Algorithm", self.algorithm),
             ("Noise", self.noise),
             ("Accountant", self.accountant),
         ]
+        if self.relation != SUBSTITUTE_ONE.name:
+            guarantee = f"ε = {at_most(self.epsilon_substitute_one)}, δ = {self.delta:.3g}"
+            rows.insert(2, (f"Under {SUBSTITUTE_ONE.name}", guarantee))
         if self.added:
             rows.insert(2, ("Not covered", ", ".join(self.added) + ": added after the release"))
         if self.remark:
@@ -148,6 +155,7 @@ class PrivacyReport(Facts):
             "epsilon": _finite(self.epsilon),
             "delta": _finite(self.delta),
             "relation": self.relation,
+            "epsilon_substitute_one": _finite(self.epsilon_substitute_one),
             "unit": self.unit,
             "units": self.units,
             "algorithm": self.algorithm,
@@ -237,6 +245,9 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
         unit=str(attrs["privacy_unit"]),
         units=None if units is None else int(units),
         relation=str(attrs["privacy_relation"]),
+        epsilon_substitute_one=float(
+            attrs.get("privacy_epsilon_substitute_one", attrs["privacy_epsilon"])
+        ),
         algorithm=str(attrs.get("privacy_step", _UNKNOWN)),
         noise=str(attrs["privacy_noise"]),
         accountant=str(attrs.get("privacy_accountant", _UNKNOWN)),

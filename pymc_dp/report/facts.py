@@ -18,6 +18,7 @@ class Facts:
     unit: str
     units: int | None
     relation: str
+    epsilon_substitute_one: float
     algorithm: str
     noise: str
     accountant: str

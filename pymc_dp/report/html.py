@@ -61,7 +61,7 @@ def page(report: Facts, title: str, rows: Sequence[tuple[str, str]], machine_rea
         sections += [
             "<h2>Releases</h2>",
             "<p>Everything that left the data, in all chains. Nothing else did. A noise multiplier is "
-            "the noise's size divided by how far replacing one unit can move what is released: larger "
+            "the noise's size divided by how far one unit can move what is released: larger "
             "is more private.</p>",
             _table(
                 ("once" if e.count == 1 else f"{e.count:,} times", describe(e))

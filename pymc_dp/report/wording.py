@@ -7,6 +7,8 @@ from scipy.stats import norm
 
 from pymc_dp.privacy.accounting import gaussian_mu
 from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, Pure
+from pymc_dp.privacy.guarantee import at_most
+from pymc_dp.privacy.neighbours import neighbours_named
 from pymc_dp.report.facts import Facts
 
 FALSE_ALARMS = 0.05
@@ -40,7 +42,7 @@ def account(state: Mapping[str, float]) -> str:
 
 
 def recognised(report: Facts) -> float | None:
-    """Bound on how often an attacker tells a replaced unit, at 5 % false alarms; None without a guarantee.
+    """Bound on how often an attacker tells two neighbours apart, at 5 % false alarms; None without a guarantee.
 
     For Gaussian releases alone it is the exact trade-off of the composition, otherwise that of (ε, δ).
     """
@@ -77,17 +79,32 @@ def in_plain_words(report: Facts) -> list[str]:
         source += f" The data hold {report.units:,} units of privacy; a unit is {report.unit}."
     power = recognised(report)
     assert power is not None  # noqa: S101  (the report is valid)
+    if neighbours_named(report.relation).public_size:
+        change, guess, found, last = (
+            "were replaced by any other, whoever it is",
+            "which of two versions of one unit is in the data",
+            "the second version",
+            "is replaced",
+        )
+    else:
+        source += " How many units of privacy they hold is not told."
+        change, guess, found, last = (
+            "were not in the data, or one more were, whoever it is",
+            "whether one unit is in the data or not",
+            "that it is",
+            f"comes or goes (when one is replaced, ε = {at_most(report.epsilon_substitute_one)})",
+        )
     return [
-        f"{source} What is published would look much the same if {report.unit} were replaced by "
-        "any other, whoever it is and whatever else is known.",
+        f"{source} What is published would look much the same if {report.unit} {change} and whatever "
+        "else is known.",
         "How close is “much the same”? Think of someone who knows all other records, the model and "
-        "the software, and only has to tell which of two versions of one unit is in the data. "
-        f"Guessing blindly, with {100 * FALSE_ALARMS:g} % false alarms, they recognise the second "
-        f"version in {100 * FALSE_ALARMS:g} % of cases. With everything that is published here, they recognise "
+        f"the software, and only has to tell {guess}. "
+        f"Guessing blindly, with {100 * FALSE_ALARMS:g} % false alarms, they recognise {found} "
+        f"in {100 * FALSE_ALARMS:g} % of cases. With everything that is published here, they recognise "
         f"it in at most {math.ceil(100 * power - 1e-9)} %.",
         f"In technical terms, whatever may be concluded from what is published has a "
         f"probability that changes by a factor of at most e^ε, with ε = {report.epsilon:g}, apart "
-        f"from δ = {report.delta:.3g}, when {report.unit} is replaced.",
+        f"from δ = {report.delta:.3g}, when {report.unit} {last}.",
     ]
 
 

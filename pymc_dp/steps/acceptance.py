@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.noisy_sum import is_usable_bound, noise_sd
+from pymc_dp.privacy.noisy_sum import is_usable_bound
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.measurements import Curator
 from pymc_dp.records.questions import LogLikelihoodRatio, Units
@@ -30,7 +30,7 @@ def penalty_transition(
     bound: Callable[[Vector], float],
     noisy_ratio: Callable[[Vector, Vector], float],
     log_public: Callable[[Vector], float],
-    noise_multiplier: float,
+    noise_sd: Callable[[float], float],
 ) -> tuple[Vector, PenaltyInfo]:
     """One transition of the DP penalty algorithm.
 
@@ -50,8 +50,8 @@ def penalty_transition(
         reads data.
     log_public : callable
         ``theta ->`` log prior with Jacobian.
-    noise_multiplier : float
-        z.
+    noise_sd : callable
+        ``bound ->`` σ, the standard deviation of the noise in a ratio that was released with it.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def penalty_transition(
         bound=bound,
         noisy_ratio=noisy_ratio,
         log_public=log_public,
-        noise_multiplier=noise_multiplier,
+        noise_sd=noise_sd,
     )
 
 
@@ -78,7 +78,7 @@ def penalty_test(
     bound: Callable[[Vector], float],
     noisy_ratio: Callable[[Vector, Vector], float],
     log_public: Callable[[Vector], float],
-    noise_multiplier: float,
+    noise_sd: Callable[[float], float],
     kinetic_ratio: float = 0.0,
 ) -> tuple[Vector, PenaltyInfo]:
     r"""Accept iff :math:`\log u < \hat\lambda + K(p) - K(p') - \sigma^2/2`.
@@ -91,7 +91,7 @@ def penalty_test(
         Current and proposed point.
     log_u : float
         Logarithm of the test's uniform.
-    bound, noisy_ratio, log_public, noise_multiplier
+    bound, noisy_ratio, log_public, noise_sd
         As in :func:`penalty_transition`.
     kinetic_ratio : float
         K(p) − K(p′), for proposals that carry a momentum.
@@ -109,7 +109,7 @@ def penalty_test(
     log_prior_ratio = log_public(proposal) - log_public(theta)
     if not log_prior_ratio > -math.inf:
         return theta, PenaltyInfo(False, 0.0)
-    sigma = noise_sd(B, noise_multiplier)
+    sigma = noise_sd(B)
     log_ratio = noisy_ratio(theta, proposal) + log_prior_ratio + kinetic_ratio
     log_alpha = log_ratio - sigma * sigma / 2  # a product may overflow to inf, a power raises
     accepted = log_u < log_alpha
@@ -154,9 +154,9 @@ class PenalisedRatio:
 class NoisyRatio:
     r"""A noisy, tempered log-likelihood ratio, for a step that moves by it.
 
-    Of all units it is :math:`T \big(\sum_i r_i + \mathcal N(0, (z \cdot 2B)^2)\big)` with
-    :math:`r_i = \operatorname{clip}_B(\ell_i(\theta') - \ell_i(\theta))`. **Sensitivity** 2TB under
-    substitute-one neighbours; **guarantee**: one Gaussian event of multiplier z (see
+    Of all units it is :math:`T \big(\sum_i r_i + \mathcal N(0, (z \cdot \kappa B)^2)\big)` with
+    :math:`r_i = \operatorname{clip}_B(\ell_i(\theta') - \ell_i(\theta))`. **Sensitivity** κTB, with
+    κ = 2 under substitute-one neighbours and 1 under add-or-remove; **guarantee**: one Gaussian event of multiplier z (see
     :meth:`Curator.sum <pymc_dp.records.measurements.Curator.sum>`; Räisä, 2021, Theorem 3.2).
 
     Of a Poisson sample S of the units, it is less half the estimate's variance: with :math:`a = T/q`, the
@@ -192,6 +192,10 @@ class NoisyRatio:
     def release_bound(self, bound: float) -> float:
         """Largest part of a unit in what is released, when its own ratio is clipped to `bound`."""
         return release_bound(bound, self._tempering, self._rate)
+
+    def noise_sd(self, released: float) -> float:
+        """σ of a ratio in which a unit has at most `released`, its :meth:`release_bound`."""
+        return self._curator.neighbours.noise_sd(released, self._z)
 
     def __call__(self, theta: Vector, proposal: Vector, bound: float, permit: Permit) -> float:
         """Release the ratio of `proposal` to `theta`, each unit's own clipped to `bound`."""

@@ -88,7 +88,7 @@ class DPBarker(PrivateStep):
     Notes
     -----
     **Releases**: per iteration one :func:`~pymc_dp.privacy.barker.noisy_batch_mean`, under
-    substitute-one neighbours. **Guarantee**: k iterations in all cost k BarkerBatch events, in Rényi
+    substitute-one neighbours; add-or-remove is refused. **Guarantee**: k iterations in all cost k BarkerBatch events, in Rényi
     DP with sampling without replacement (Räisä, 2021, Theorem 3.3, with a tighter bound on the
     divergence within a batch).
     """
@@ -119,6 +119,7 @@ class DPBarker(PrivateStep):
             )
         self._correction = logistic_correction(self._variance)
         super().__init__(vars, instead={"batch_size": batch_size}, **run)
+        self.needs_public_size("a batch is a share of all units, of which it tells the number")
         n, d = self.roles.n_units, self.compiled.d
         if batch_size is not None and batch_size > n:
             raise PrivacyConfigurationError(

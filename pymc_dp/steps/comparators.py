@@ -5,8 +5,10 @@ Honkela (2021). Both move along a noisy gradient of a secret Poisson sample S of
 
 .. math::
     \tilde g = \tfrac Tq \Big(\sum_{i \in S} \operatorname{clip}_{b_g}(\nabla\ell_i(\theta))
-        + \mathcal N(0, (z \cdot 2 b_g)^2 I)\Big) + \nabla\log p(\theta),
-    \qquad \sigma_g = \tfrac Tq\, z \cdot 2 b_g
+        + \mathcal N(0, (z \cdot \kappa b_g)^2 I)\Big) + \nabla\log p(\theta),
+    \qquad \sigma_g = \tfrac Tq\, z \cdot \kappa b_g
+
+(κ = 2 under substitute-one neighbours; 1 under add-or-remove, where only q = 1 is allowed).
 
 **Langevin dynamics** (SGLD; Welling and Teh, 2011), step size η: the drift is η/2 and the noise
 variance η, of which the noise already in the gradient is a part,
@@ -39,7 +41,6 @@ from pymc_dp.checks import check_rate, fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian
-from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records.questions import Gradient
@@ -97,8 +98,12 @@ class _StochasticGradientStep(PrivateStep):
     ):
         self._tempering = fraction("tempering", tempering, one_allowed=True)
         super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, **run)
-        d, n = self.compiled.d, self.roles.n_units
+        d, n = self.compiled.d, self.units_to_count_on
         self._d = d
+        if step_size is None:
+            self.needs_public_size(
+                "give `step_size`, as its default is a function of the number of units"
+            )
         self._clip = (
             math.sqrt(d) if gradient_clip is None else positive("gradient_clip", gradient_clip)
         )
@@ -108,7 +113,8 @@ class _StochasticGradientStep(PrivateStep):
             else check_rate("sampling_rate", sampling_rate)
         )
         self._z = self.run.multiplier(noise_multiplier, self._rate)
-        self._sigma = self._tempering / self._rate * noise_sd(self._clip, self._z)
+        noise = self.run.neighbours.noise_sd(self._clip, self._z)
+        self._sigma = self._tempering / self._rate * noise
         self._step_size = (
             self._default_step_size() if step_size is None else positive("step_size", step_size)
         )
@@ -138,7 +144,7 @@ class _StochasticGradientStep(PrivateStep):
 
     def _total_noise_sd(self) -> float:
         """Of the gradient: privacy noise, and what samples of records with scores of about one add."""
-        T, q, n = self._tempering, self._rate, self.roles.n_units
+        T, q, n = self._tempering, self._rate, self.units_to_count_on
         return math.hypot(self._sigma, T * math.sqrt(n * (1 - q) / q))
 
     def _settings(self) -> dict[str, float | str]:
@@ -184,7 +190,7 @@ class DPSGLD(_StochasticGradientStep):
         often. Default √d.
     sampling_rate : float, optional
         q in (0, 1]: probability with which a unit enters an iteration's secret sample. Default:
-        1000 units, or all.
+        1000 units, or all; all where their number is private.
     step_size : float, optional
         η. Default: 0.2/(T n), or less where the gradient's noise would exceed half of the noise
         that Langevin dynamics needs.
@@ -204,13 +210,14 @@ class DPSGLD(_StochasticGradientStep):
     -----
     **Releases**: per iteration one :func:`~pymc_dp.privacy.noisy_sum.poisson_noisy_sum` of the
     clipped gradients. **Sensitivity**: 2 b_g in L2 norm under substitute-one neighbours, for a unit
-    that is sampled. **Guarantee**: k PoissonGaussian events (Gaussian ones at q = 1).
+    that is sampled; b_g under add-or-remove, at q = 1 only. **Guarantee**: k PoissonGaussian events
+    (Gaussian ones at q = 1).
     """
 
     name = "dp_sgld"
 
     def _default_step_size(self) -> float:
-        pull = 2 * _DEFAULT_PULL / (self._tempering * self.roles.n_units)
+        pull = 2 * _DEFAULT_PULL / (self._tempering * self.units_to_count_on)
         noise = self._total_noise_sd()
         return min(pull, 2 / noise**2) if noise > 0 else pull
 
@@ -273,7 +280,7 @@ class DPSGNHT(_StochasticGradientStep):
         super().__init__(vars, **settings)
 
     def _default_step_size(self) -> float:
-        pull = _DEFAULT_PULL / math.sqrt(self._tempering * self.roles.n_units)
+        pull = _DEFAULT_PULL / math.sqrt(self._tempering * self.units_to_count_on)
         noise = self._total_noise_sd()
         return min(pull, 0.5 / noise) if noise > 0 else pull
 

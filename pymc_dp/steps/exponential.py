@@ -15,10 +15,14 @@ iteration, and the posterior of the limited values is invariant, noise and all. 
 paper releases the vector of sums with :math:`\mathcal N(0, \xi I)`, and has
 :math:`\sigma^2 = g^\top g\,\xi`; with one statistic the two are the same, with more this :math:`\sigma` is
 smaller at the same cost.
+
+Under add-or-remove neighbours n is private, and so it is a statistic like the others: what is released is
+:math:`\sum_i (g^\top S(y_i) - A(\theta') + A(\theta))`, with
+:math:`\sigma = z \max_y |g^\top S(y) - A(\theta') + A(\theta)|`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -32,7 +36,6 @@ from pymc_dp.exponential_family.statistics import SufficientStatistics
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import Direction, KeptSum, direction
-from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
 from pymc_dp.steps.host import PrivateStep, PrivateStepState
@@ -46,11 +49,10 @@ def exponential_transition(
     *,
     propose: Callable[[np.random.Generator, Vector], Vector],
     natural: Callable[[Vector], tuple[Vector, float]],
-    along: Callable[[Vector], Direction | None],
-    release: Callable[[Direction], float],
-    n_records: int,
+    along: Callable[[Vector, float], Direction | None],
+    release: Callable[[Direction, float], float],
     log_public: Callable[[Vector], float],
-    noise_multiplier: float,
+    noise_sd: Callable[[float], float],
 ) -> tuple[Vector, PenaltyInfo]:
     """One transition of the DP penalty algorithm for an exponential family.
 
@@ -65,15 +67,13 @@ def exponential_transition(
     natural : callable
         ``theta -> (φ, A)``.
     along : callable
-        ``φ' - φ ->`` its direction on the grid; None if there is none.
+        ``(φ' - φ, A' - A) ->`` their direction on the grid; None if there is none.
     release : callable
-        ``direction ->`` the noisy sum of statistics along it. The only part that reads data.
-    n_records : int
-        n.
+        ``(direction, A' - A) ->`` the noisy log-likelihood ratio. The only part that reads data.
     log_public : callable
         ``theta ->`` log prior with Jacobian.
-    noise_multiplier : float
-        z.
+    noise_sd : callable
+        ``bound ->`` σ of a release along a direction with that bound.
 
     Returns
     -------
@@ -83,10 +83,10 @@ def exponential_transition(
     proposal = propose(rng, theta)
     (here, A), (there, A_new) = natural(theta), natural(proposal)
     with np.errstate(all="ignore"):
-        g = along(there - here) if math.isfinite(A_new - A) else None
+        g = along(there - here, A_new - A) if math.isfinite(A_new - A) else None
 
     def noisy_ratio(theta: Vector, proposal: Vector) -> float:
-        return release(g) - n_records * (A_new - A) if g is not None else math.nan
+        return release(g, A_new - A) if g is not None else math.nan
 
     return penalty_test(
         theta,
@@ -95,7 +95,7 @@ def exponential_transition(
         bound=lambda _: 0.0 if g is None else g.bound,
         noisy_ratio=noisy_ratio,
         log_public=log_public,
-        noise_multiplier=noise_multiplier,
+        noise_sd=noise_sd,
     )
 
 
@@ -142,9 +142,10 @@ class DPExponentialFamily(PrivateStep):
     Notes
     -----
     **Releases**: one :meth:`~pymc_dp.privacy.kept_sum.KeptSum.release` per iteration, of the sum of
-    statistics along :math:`\varphi(\theta') - \varphi(\theta)`. **Sensitivity**: under substitute-one
+    statistics along :math:`g = \varphi(\theta') - \varphi(\theta)`. **Sensitivity**: under substitute-one
     neighbours 2B = :math:`m \max_{y, y'} |g^\top(S(y) - S(y'))|` over the public range, with m the most
-    records that a unit has. **Guarantee**: with k iterations in all, :math:`\mu^2 = k/z^2` in
+    records that a unit has; under add-or-remove, where every record has to be a unit, B =
+    :math:`\max_y |g^\top S(y) - A(\theta') + A(\theta)|`. **Guarantee**: with k iterations in all, :math:`\mu^2 = k/z^2` in
     :func:`~pymc_dp.privacy.accounting.gaussian_delta` (Räisä, 2021, Theorem 3.2).
 
     The target is the posterior of the data with values outside the range moved to its ends; within
@@ -172,14 +173,19 @@ class DPExponentialFamily(PrivateStep):
         self._target_accept = fraction("target_accept", target_accept)
         super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, **run)
         self._proposal, given_scale = proposal_factor(scale, self.compiled.d)
+        if self.roles.unit_of_record is not None:
+            self.needs_public_size(
+                "a unit of several records tells by their number that it is there"
+            )
+        self._public_n = self.run.neighbours.public_size
         self._family = SufficientStatistics(
             self.compiled.parameters, self.roles, bounds, run.get("compile_kwargs")
         )
-        self._sum = KeptSum(self._family.of_records, self._family.size)
+        self._sum = KeptSum(self._vectors, self._family.size + 1)
         codes = self.roles.unit_of_record
         self._records_per_unit = 1 if codes is None else int(np.bincount(codes).max())
         self._z = self.run.multiplier(noise_multiplier)
-        likely = 2.4 / math.sqrt(self.compiled.d * self.roles.n_records)
+        likely = 2.4 / math.sqrt(self.compiled.d * (self.roles.n_records if self._public_n else 1))
         self._first_scale = given_scale or default_scale(likely, self._noise_sd_of_scale)
         asked = (
             {"proposal": str(np.asarray(scale).tolist())}
@@ -201,21 +207,38 @@ class DPExponentialFamily(PrivateStep):
         self._family.check(self.compiled.likelihood)
         self._start_chain()
 
-    def _along(self, g: Vector) -> Direction | None:
-        """The direction of a move; None if it is not one, or too long to measure."""
-        spread = self._family.spread(g)
+    def _vectors(self) -> Iterator[Vector]:
+        """S of every record, and a 1 for the record itself. Private."""
+        for chunk in self._family.of_records():
+            yield np.column_stack([chunk, np.ones(len(chunk))])
+
+    def _along(self, g: Vector, rise: float) -> Direction | None:
+        """The direction of a move by which A rises so much; None if it is not one, or too long to measure."""
+        spread = self._family.spread(g) if self._public_n else self._family.farthest(g, rise)
         if not (np.isfinite(g).all() and 0 < spread < math.inf):
             return None
-        return direction(g, spread, self._records_per_unit)
+        weights = np.append(g, 0.0 if self._public_n else -rise)
+        return direction(weights, spread, self._records_per_unit, self.run.neighbours)
+
+    def _ratio(self, along: Direction, rise: float, permit: Permit) -> float:
+        """The noisy log-likelihood ratio of a move."""
+        released = self._sum.release(
+            along, noise_multiplier=self._z, permit=permit, noise=self.run.noise
+        )
+        # Where n is private, the last entry of the direction has it in the release.
+        return released - self.roles.n_records * rise if self._public_n else released
 
     def _noise_sd_of_scale(self, scale: float) -> float:
         """σ of a typical proposal from the initial point: the root mean square of some."""
         start = self.compiled.parameters.start
-        here, _ = self._family.natural(start)
+        here, A = self._family.natural(start)
         moves = np.random.default_rng(0).standard_normal((32, len(start))) @ self._proposal.T
-        directions = [self._along(self._family.natural(start + scale * m)[0] - here) for m in moves]
+        there = [self._family.natural(start + scale * m) for m in moves]
+        with np.errstate(all="ignore"):
+            directions = [self._along(new - here, A_new - A) for new, A_new in there]
         bounds = [math.inf if g is None else g.bound for g in directions]
-        return noise_sd(math.sqrt(float(np.mean(np.square(bounds)))), self._z)
+        typical = math.sqrt(float(np.mean(np.square(bounds))))
+        return self.run.neighbours.noise_sd(typical, self._z)
 
     def _start_chain(self) -> None:
         self.adaptation = dual_averaging(self._first_scale, self._target_accept)
@@ -231,12 +254,9 @@ class DPExponentialFamily(PrivateStep):
             ),
             natural=self._family.natural,
             along=self._along,
-            release=lambda g: self._sum.release(
-                g, noise_multiplier=self._z, permit=permit, noise=self.run.noise
-            ),
-            n_records=self.roles.n_records,
+            release=lambda along, rise: self._ratio(along, rise, permit),
             log_public=self.log_public,
-            noise_multiplier=self._z,
+            noise_sd=lambda bound: self.run.neighbours.noise_sd(bound, self._z),
         )
         if tuning:
             # A function of released numbers: it costs nothing beyond the iteration itself.

@@ -2,8 +2,8 @@ r"""DP-HMC: Hamiltonian Monte Carlo with noisy gradients and a noisy acceptance 
 
 Räisä, Koskela and Honkela (2021); Räisä (2021), chapter 4, Algorithm 4. With momentum
 :math:`p \sim \mathcal N(0, M)` and :math:`\tilde G(\theta) = T (\sum_i \operatorname{clip}_{b_g}
-(\nabla\ell_i(\theta)) + \mathcal N(0, (z_g \cdot 2 b_g)^2 I)) + \nabla\log p(\theta)`, drawn afresh
-at each of the L + 1 points of a trajectory,
+(\nabla\ell_i(\theta)) + \mathcal N(0, (z_g \cdot \kappa b_g)^2 I)) + \nabla\log p(\theta)`, drawn afresh
+at each of the L + 1 points of a trajectory (κ = 2 under substitute-one neighbours, 1 under add-or-remove),
 
 .. math::
     p \mathrel{+}= \tfrac{\eta}{2}\tilde G(\theta_0), \quad
@@ -39,7 +39,6 @@ from pymc_dp.checks import fraction, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.questions import Gradient
 from pymc_dp.records.shards import Shards
@@ -138,7 +137,7 @@ def hmc_transition(
     bound: Callable[[Vector], float],
     noisy_ratio: Callable[[Vector, Vector], float],
     log_public: Callable[[Vector], float],
-    noise_multiplier: float,
+    noise_sd: Callable[[float], float],
 ) -> tuple[Vector, PenaltyInfo]:
     """One transition of DP-HMC.
 
@@ -156,7 +155,7 @@ def hmc_transition(
         η, the same for the whole trajectory.
     n_leapfrog : int
         L.
-    bound, noisy_ratio, log_public, noise_multiplier
+    bound, noisy_ratio, log_public, noise_sd
         As in :func:`~pymc_dp.steps.penalty.penalty_transition`.
 
     Returns
@@ -178,7 +177,7 @@ def hmc_transition(
         bound=bound,
         noisy_ratio=noisy_ratio,
         log_public=log_public,
-        noise_multiplier=noise_multiplier,
+        noise_sd=noise_sd,
         kinetic_ratio=kinetic_ratio,
     )
 
@@ -210,7 +209,8 @@ class DPHMC(PrivateStep):
     step_size : float, optional
         η in unconstrained space. Jittered by 10 % from iteration to iteration. Default:
         :math:`1/(L\sqrt{T n})`, right for records that each carry about one unit of information, as with
-        covariates of about 1; or less where the ratio's noise would leave few moves accepted.
+        covariates of about 1; or less where the ratio's noise would leave few moves accepted. Of the noise
+        alone where n is private.
     max_drift : float
         c: how far the gradients of a trajectory may carry its momentum, in units of the momentum's own
         size. Infinity is the published algorithm.
@@ -238,9 +238,9 @@ class DPHMC(PrivateStep):
 
     Notes
     -----
-    **Releases**: per iteration L + 1 noisy sums of the clipped gradients (sensitivity 2 b_g in L2
-    norm) and one of the clipped log-likelihood ratios (sensitivity 2B, B = b_l‖θ_L − θ_0‖), under
-    substitute-one neighbours. **Guarantee**: k iterations in all are (ε, δ)-DP with
+    **Releases**: per iteration L + 1 noisy sums of the clipped gradients (sensitivity κb_g in L2
+    norm) and one of the clipped log-likelihood ratios (sensitivity κB, B = b_l‖θ_L − θ_0‖), κ = 2 under
+    substitute-one neighbours and 1 under add-or-remove. **Guarantee**: k iterations in all are (ε, δ)-DP with
     :math:`\mu^2 = k (1/z_l^2 + (L + 1)/z_g^2)` in
     :func:`~pymc_dp.privacy.accounting.gaussian_delta` (Räisä, 2021, Theorem 4.7).
     """
@@ -329,8 +329,9 @@ class DPHMC(PrivateStep):
 
     def _default_step_size(self) -> float:
         """From public numbers only: what n records are likely to allow, and what the noise does."""
-        likely = 1 / math.sqrt(self._tempering * self.roles.n_units)
-        noise = noise_sd(self._tempering * self._clip * self._mass.typical_speed, self._z)
+        likely = 1 / math.sqrt(self._tempering * self.units_to_count_on)
+        reach = self._tempering * self._clip * self._mass.typical_speed
+        noise = self.run.neighbours.noise_sd(reach, self._z)
         allowed = SIGMA_OF_DEFAULTS / noise if noise > 0 else math.inf
         return min(likely, allowed) / self._L
 
@@ -373,7 +374,7 @@ class DPHMC(PrivateStep):
             bound=lambda move: self._ratio.release_bound(bound(move)),
             noisy_ratio=lambda theta, new: self._ratio(theta, new, bound(new - theta), permit),
             log_public=self.log_public,
-            noise_multiplier=self._z,
+            noise_sd=self._ratio.noise_sd,
         )
         if tuning:
             # A function of released numbers: it costs nothing beyond the iteration itself.

@@ -19,6 +19,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.likelihood.containment import refuse_size_outside_likelihood
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Event
@@ -116,8 +117,10 @@ class PrivateStep(BlockedStep):
         given = checked_settings(type(self).__name__, run)
         of_run = {
             name: given[name]
-            for name in ("draws", "tune", "chains", "epsilon", "ledger", "noise_source")
-        }
+            for name in (
+                "draws", "tune", "chains", "epsilon", "neighbours", "ledger", "noise_source"
+            )
+        }  # fmt: skip
         self.run = Run(type(self).__name__, instead, **of_run)
         if shards is not None and not isinstance(shards, Shards):
             raise PrivacyConfigurationError(
@@ -130,6 +133,8 @@ class PrivateStep(BlockedStep):
         self.model, self._shards, in_model = self.compiled.model, shards, self.compiled.roles
         self.roles = in_model if shards is None else shards.roles(self.model, in_model)
         check_units(self.roles.n_units)
+        if not self.run.neighbours.public_size:
+            refuse_size_outside_likelihood(self.model, in_model.n_records, in_model.record_dims)
         self.vars = all_value_vars(self.model, vars, given["blocked"])
         self.run.open_account(given["delta"], self.roles.n_units)
         self.run_id, self.iterations = self.run.run_id, self.run.iterations
@@ -158,12 +163,13 @@ class PrivateStep(BlockedStep):
         """
         roles = self.roles
         shards = {} if self._shards is None else {"shards": len(self._shards.records)}
+        tells_size = self.run.neighbours.public_size
         self.run.pays(
             *events,
             once=once,
             unit=roles.unit,
-            n_units=roles.n_units,
-            n_records=roles.n_records,
+            n_units=roles.n_units if tells_size else None,
+            n_records=roles.n_records if tells_size else None,
             settings={**settings, **shards},
             variables=self._releasable_names(),
             private_data=tuple(leaf.name for leaf in roles.record_data if leaf.private),
@@ -185,7 +191,24 @@ class PrivateStep(BlockedStep):
         )
         if self._shards is not None:
             records = ShardedRecords(self._shards, local, self.compiled.parameters.start)
-        return Curator(records, self.run.noise)
+        return Curator(records, self.run.noise, self.run.neighbours)
+
+    def needs_public_size(self, why: str) -> None:
+        """Refuse a run under neighbours for which the number of units is private.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+        """
+        if not self.run.neighbours.public_size:
+            raise PrivacyConfigurationError(
+                f'{type(self).__name__} cannot be used with `neighbours="{self.run.neighbours.name}"`: {why}.'
+            )
+
+    @property
+    def units_to_count_on(self) -> int:
+        """Number of units that defaults may reckon with: one, if the true number is private."""
+        return self.roles.n_units if self.run.neighbours.public_size else 1
 
     @property
     def log_public(self) -> PublicLogDensity:

@@ -6,11 +6,11 @@ Dewing's (1999). With :math:`\theta'` proposed symmetrically and :math:`T` the t
 .. math::
     r_i &= \operatorname{clip}_B(\ell_i(\theta') - \ell_i(\theta)),
         \qquad B = b\,\lVert\theta' - \theta\rVert_M \\
-    \hat\lambda &= T \big(\textstyle\sum_i r_i + \mathcal N(0, (z \cdot 2B)^2)\big)
-        + \log p(\theta') - \log p(\theta), \qquad \sigma = T z \cdot 2B \\
+    \hat\lambda &= T \big(\textstyle\sum_i r_i + \mathcal N(0, (z \cdot \kappa B)^2)\big)
+        + \log p(\theta') - \log p(\theta), \qquad \sigma = T z \cdot \kappa B \\
     \text{accept} &\iff \log u < \hat\lambda - \sigma^2/2
 
-The posterior is invariant, noise and all, when no ratio is clipped. Moving one coordinate at a time
+with κ = 2 under substitute-one neighbours, and 1 under add-or-remove. The posterior is invariant, noise and all, when no ratio is clipped. Moving one coordinate at a time
 makes B, and with it the noise, smaller; the guided walk (Gustafson, 1998) also keeps a direction per
 coordinate that turns round on rejection.
 """
@@ -28,7 +28,6 @@ from pymc_dp.checks import check_rate, fraction, positive
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian
-from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records.shards import Shards
@@ -73,7 +72,7 @@ class DPPenalty(PrivateStep):
     scale : float or array, optional
         Of the Gaussian proposal, in unconstrained space: a standard deviation, d of them, or a
         d × d covariance. Default: whichever is smaller of what the noise allows and
-        :math:`2.4/\sqrt{d n}`.
+        :math:`2.4/\sqrt{d n}`; of the noise alone where n is private.
     update : {"joint", "one-component", "guided"}
         Move all coordinates together, or a random one at a time, the latter freely or in that
         coordinate's current direction, which turns round on rejection.
@@ -84,7 +83,7 @@ class DPPenalty(PrivateStep):
     sampling_rate : float, optional
         q in (0, 1]: evaluate, in every iteration, a secret sample that each unit enters with this
         probability. Saves time with many records, but is approximate, and useful with tempering only:
-        see the notes. Default 1: every unit.
+        see the notes. For substitute-one neighbours. Default 1: every unit.
     shards : Shards, optional
         Where the records are, if the model holds made-up ones in their place.
     draws, tune, chains, epsilon, delta, **run
@@ -100,7 +99,8 @@ class DPPenalty(PrivateStep):
     Notes
     -----
     **Releases**: per iteration one :func:`~pymc_dp.privacy.noisy_sum.noisy_sum` of the clipped
-    log-likelihood ratios. **Sensitivity**: 2B under substitute-one neighbours, B = b‖θ′−θ‖.
+    log-likelihood ratios. **Sensitivity**: κB, κ = 2 under substitute-one neighbours and 1 under
+    add-or-remove, B = b‖θ′−θ‖.
     **Guarantee**: k iterations in all are (ε, δ)-DP with μ² = k/z² in
     :func:`~pymc_dp.privacy.accounting.gaussian_delta` (Räisä, 2021, Theorem 3.2).
 
@@ -110,7 +110,7 @@ class DPPenalty(PrivateStep):
     that variance, about :math:`(T^2 (1-q)/q) \sum_i r_i^2`, is below one. As it grows with n at
     T = 1, moves would have to shrink to nothing: temper, T ≲ q.
 
-    Acceptance between equally likely points is 2Φ(−σ/2) with σ = 2zTb‖θ′−θ‖: smaller steps are
+    Acceptance between equally likely points is 2Φ(−σ/2) with σ = κzTb‖θ′−θ‖: smaller steps are
     accepted more often but go less far. About 0.3 is a good compromise.
 
     Examples
@@ -157,7 +157,7 @@ class DPPenalty(PrivateStep):
             )
         self._z = self.run.multiplier(noise_multiplier, self._rate)
         moved_together = d if update == "joint" else 1
-        likely = 2.4 / math.sqrt(moved_together * self._tempering * self.roles.n_units)
+        likely = 2.4 / math.sqrt(moved_together * self._tempering * self.units_to_count_on)
         self._first_scale = given_scale or default_scale(likely, self._noise_sd_of_scale)
         arrays = {
             name: str(np.asarray(value).tolist())
@@ -191,9 +191,10 @@ class DPPenalty(PrivateStep):
         moved = scale * float(np.linalg.norm(self._metric @ self._proposal))
         if self._update != "joint":
             moved /= math.sqrt(len(self._proposal))
-        T, q, n = self._tempering, self._rate, self.roles.n_units
+        T, q, n = self._tempering, self._rate, self.units_to_count_on
         C = release_bound(self._clip * moved, T, q)
-        return math.hypot(noise_sd(C, self._z), T * moved * math.sqrt(n * (1 - q) / q))
+        sigma = self.run.neighbours.noise_sd(C, self._z)
+        return math.hypot(sigma, T * moved * math.sqrt(n * (1 - q) / q))
 
     def _start_chain(self) -> None:
         self.adaptation = dual_averaging(self._first_scale, self._target_accept)
@@ -225,7 +226,7 @@ class DPPenalty(PrivateStep):
             bound=lambda move: self._ratio.release_bound(bound(move)),
             noisy_ratio=lambda theta, new: self._ratio(theta, new, bound(new - theta), permit),
             log_public=self.log_public,
-            noise_multiplier=self._z,
+            noise_sd=self._ratio.noise_sd,
         )
         if self._update == "guided" and not info.accepted:
             self.directions[coordinate] *= -1

@@ -20,6 +20,7 @@ from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
 from pymc_dp.privacy.noise import NoiseSource, SecureNoise
 from pymc_dp.privacy.noisy_sum import check_multiplier
 from pymc_dp.privacy.plans import Permit
@@ -36,7 +37,10 @@ class RunSettings(TypedDict, total=False):
         tuning included; `tune` is 0 by default.
     epsilon, delta : float, optional
         The budget of the whole run, from which the noise is calibrated. `delta` defaults to the ledger's, or
-        to 0.1 / units without one.
+        to 0.1 / units without one, if their number is public.
+    neighbours : {"substitute-one", "add-or-remove"}
+        What the guarantee is about: one unit replaced, the number of units being public, or one that is there
+        or not. The second takes half the noise for the same ε, keeps the number private, and needs `delta`.
     unit, public, chunk_size, compile_kwargs
         As in :class:`~pymc_dp.CompiledModel`; settled already if `model` is one.
     ledger : PrivacyLedger, optional
@@ -56,6 +60,7 @@ class RunSettings(TypedDict, total=False):
     chains: Required[int]
     epsilon: float | None
     delta: float | None
+    neighbours: str
     unit: str | int | ArrayLike | None
     public: Sequence[str]
     ledger: PrivacyLedger | None
@@ -68,9 +73,9 @@ class RunSettings(TypedDict, total=False):
 
 
 _DEFAULTS: dict[str, Any] = dict.fromkeys(RunSettings.__annotations__) | {
-    "tune": 0, "public": (), "blocked": True,
+    "tune": 0, "public": (), "blocked": True, "neighbours": SUBSTITUTE_ONE.name,
 }  # fmt: skip
-_FIRST = ("draws", "tune", "chains", "epsilon", "delta")
+_FIRST = ("draws", "tune", "chains", "epsilon", "delta", "neighbours")
 
 
 _REQUIRED = tuple(sorted(RunSettings.__required_keys__))
@@ -136,7 +141,7 @@ class Run:
         The algorithm's name.
     instead : mapping
         What fixes the cost in place of `epsilon`, by name; empty if nothing can.
-    draws, tune, chains, epsilon, ledger, noise_source
+    draws, tune, chains, epsilon, neighbours, ledger, noise_source
         As in :class:`RunSettings`.
 
     Raises
@@ -156,10 +161,12 @@ class Run:
         tune: int,
         chains: int,
         epsilon: float | None,
+        neighbours: str,
         ledger: PrivacyLedger | None,
         noise_source: NoiseSource | None,
     ):
         self.step = step
+        self.neighbours = neighbours_named(neighbours)
         self.draws = whole("draws", draws, 1)
         self.tune = whole("tune", tune, 0)
         self.chains = whole("chains", chains, 1)
@@ -177,6 +184,8 @@ class Run:
                 "A ledger accounts for real guarantees; a run with insecure noise has none. Leave "
                 "`ledger` out, or `noise_source`."
             )
+        if ledger is not None:
+            ledger.check_neighbours(self.neighbours.name)
         self._given_ledger = ledger
         self.run_id = secrets.randbits(62)
 
@@ -206,10 +215,18 @@ class Run:
     def open_account(self, delta: float | None, n_units: int) -> None:
         """Settle δ, and whose ledger is charged."""
         ledger = self._given_ledger
+        if delta is None and ledger is None and not self.neighbours.public_size:
+            raise PrivacyConfigurationError(
+                f'With `neighbours="{self.neighbours.name}"` give `delta`, or a `ledger` that has one: the '
+                "default 0.1 / units would tell the number of units, which is private then. Well below one "
+                "in the size of the population that they are from is right, such as 1e-6."
+            )
         if delta is None:
             delta = 0.1 / n_units if ledger is None else ledger.delta
         self.delta = check_delta(delta)
-        self.ledger = ledger or PrivacyLedger(epsilon=math.inf, delta=self.delta)
+        self.ledger = ledger or PrivacyLedger(
+            epsilon=math.inf, delta=self.delta, neighbours=self.neighbours.name
+        )
 
     @property
     def iterations(self) -> int:
@@ -249,14 +266,20 @@ class Run:
             Releases before the first, for all chains together.
         **what
             The rest of the :class:`~pymc_dp.privacy.guarantee.Guarantee`.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If the noise of a release is out of range, or its cost not known for these neighbours.
         """
+        self.neighbours.check((*once, *events))
         for event in (*once, *events):
             if isinstance(event, Gaussian | PoissonGaussian):
                 check_multiplier(event.noise_multiplier, self.noise)
         self.guarantee = Guarantee(
             run_id=self.run_id, step=self.step, events=events, once=once, draws=self.draws,
             tune=self.tune, chains=self.chains, budget=self.epsilon, delta=self.delta,
-            noise=self.noise.name, secure=self.secure, **what,
+            noise=self.noise.name, secure=self.secure, neighbours=self.neighbours.name, **what,
         )  # fmt: skip
         self.spent: NDArray[np.float64] = (
             spending_curve(events, self.iterations, self.delta, once)

@@ -105,9 +105,7 @@ def test_nothing_is_compiled_before_settings_are_checked(wrong, model, no_compil
 def test_what_is_known_at_once(model):
     compiled = dp.compile(model, unit=PEOPLE)
     assert (compiled.d, compiled.roles.n_units, compiled.roles.n_records) == (2, N // 3, N)
-    assert (
-        repr(compiled) == "CompiledModel(2 parameters, 100 units: all records with one identifier)"
-    )
+    assert repr(compiled) == "CompiledModel(2 parameters; unit: all records with one identifier)"
     with model:
         assert dp.compile().model is model
     assert dp.compile(compiled) is compiled

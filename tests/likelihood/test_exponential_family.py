@@ -179,6 +179,29 @@ def test_spread_of_powers_is_that_of_a_fine_grid(magnitude):
             assert spread <= np.ptp(found) + 2e-7 * np.abs(g).max() / magnitude
 
 
+@pytest.mark.parametrize(
+    ("statistic", "values"),
+    [
+        (Range(np.float64(-3), np.float64(4), 1), np.linspace(-4, 5, 60_001)),
+        (Range(np.float64(-3), np.float64(4), 2), np.linspace(-4, 5, 60_001)),
+        (Categories(5), np.arange(5)),
+    ],
+    ids=["x", "x and its square", "categories"],
+)
+def test_extremes_are_those_of_all_values(statistic, values):
+    rng = np.random.default_rng(4)
+    S = statistic.of(values)
+    for _ in range(50):
+        g = rng.normal(size=S.shape[-1]) * 10.0 ** rng.uniform(-2, 2, size=S.shape[-1])
+        low, high = statistic.extremes(g)
+        found, size = S @ g, np.abs(g).sum()
+        assert low <= found.min() + 1e-12 * size
+        assert high >= found.max() - 1e-12 * size
+        assert high - low == pytest.approx(np.ptp(found), abs=1e-7 * size)
+        turned = statistic.extremes(-g)  # a move and its reverse have the same noise
+        assert (-turned[1], -turned[0]) == (low, high)
+
+
 def test_spread_of_categories_is_that_of_all_pairs():
     rng = np.random.default_rng(0)
     for size in (2, 5):
@@ -195,6 +218,9 @@ def test_spread_of_a_record_holds_for_all_pairs_of_records(name):
     for _ in range(50):
         g = rng.normal(size=family.size)
         assert np.ptp(S @ g) <= family.spread(g) * (1 + 1e-12)
+        c = float(rng.normal())
+        assert np.abs(S @ g - c).max() <= family.farthest(g, c) * (1 + 1e-12)
+        assert family.farthest(-g, -c) == family.farthest(g, c)
 
 
 def test_values_outside_the_range_count_as_its_ends():

@@ -126,7 +126,7 @@ def deterministic_of_data():
     observe(mean)
 
 
-@refused("Deterministic 'mean'", "(120, 3)")
+@refused("Deterministic 'mean'", "(n, 3)")
 def deterministic_of_an_array():
     observe(pm.Deterministic("mean", X @ pm.Normal("b", shape=D)))
 
@@ -209,7 +209,7 @@ def prior_of_data():
     pm.Normal("y", pm.Normal("b", data.mean(), 1.0), 1.0, observed=data)
 
 
-@refused("prior of 'b'", "(120,)")
+@refused("prior of 'b'", "(n,)")
 def prior_of_an_array():
     observe(pm.Normal("b", pt.as_tensor(y).mean(), 1.0))
 
@@ -279,7 +279,7 @@ def support_point_of_data():
 # -- records ----------------------------------------------------------------------------------------
 
 
-@refused("'y': 120", "'z': 119", "different numbers of records")
+@refused("['y', 'z']", "different numbers of records")
 def observed_of_different_lengths():
     b = pm.Normal("b")
     observe(b)
@@ -346,7 +346,7 @@ def array_of_most_of_the_records():
     observe(pm.Normal("b") * pt.as_tensor(y[1:]).mean())
 
 
-@refused("W has more than one axis of length 120")
+@refused("W has more than one axis that is as long as there are records")
 def matrix_between_records():
     observe(pm.Normal("b") * (pm.Data("W", rng.normal(size=(N, N))) @ y))
 
@@ -364,7 +364,7 @@ def records_under_another_dimension():
     observe(pm.Normal("b") * pm.Data("x", x, dims="again"), dims="person")
 
 
-@refused("(120,)", "NaN")
+@refused("(n,)", "NaN")
 def nan_in_a_covariate():
     observe(pm.Normal("b") * np.where(y > 1, np.nan, x))
 
@@ -462,9 +462,9 @@ def test_named_dimensions_are_refused_alike(builder, reason):
         ({"unit": "patient"}, ["unit='patient'", "'y'", "person"]),
         ({"unit": "feature"}, ["unit='feature'", "'y'"]),
         ({"unit": -1}, ["0 or more", "-1"]),
-        ({"unit": np.arange(N - 1)}, ["(120,)", "(119,)"]),
-        ({"unit": np.arange(N)[:, None]}, ["(120,)", "(120, 1)"]),
-        ({"unit": 2.0}, ["(120,)", "()"]),
+        ({"unit": np.arange(N - 1)}, ["one identifier per record"]),
+        ({"unit": np.arange(N)[:, None]}, ["one identifier per record"]),
+        ({"unit": 2.0}, ["one identifier per record"]),
         ({"unit": np.arange(N) + SECRET}, ["integer or text", "float64"]),
         ({"unit": x > 0}, ["integer or text", "bool"]),
         ({"public": ["Z", "Y"]}, ["Z", "pm.Data"]),
@@ -563,7 +563,7 @@ def test_records_without_names():
     roles = find_roles(model_of(lambda: observe(x * pm.Normal("b"))))
     assert roles.unit == "one record"
     assert roles.record_dims == frozenset()
-    assert names_and_axes(roles) == {"Y": 0, "a constant array of shape (120,)": 0}
+    assert names_and_axes(roles) == {"Y": 0, "a constant array of shape (n,)": 0}
 
 
 def test_records_on_another_axis():

@@ -9,10 +9,10 @@ from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.histogram import (
     PrivateHistogram,
     bin_counts,
-    count_sd,
     counts_of,
     noisy_counts,
 )
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 
@@ -24,7 +24,7 @@ def histogram(sizes, z=0.0, seed=0, permit=None, per_octave=2):
         permit=permit or Permit(0, 0, (Gaussian(z),)),
         noise=InsecureSeededNoise(seed),
     )
-    return PrivateHistogram(counts, count_sd(z), per_octave)
+    return PrivateHistogram(counts, SUBSTITUTE_ONE.count_sd(z), per_octave)
 
 
 def test_quantiles_without_noise():

@@ -692,13 +692,13 @@ def test_the_file_holds_the_documented_columns_and_nothing_else(ledger, path):
         }
     db.close()
     assert columns == {
-        "account": ["epsilon", "delta"],
+        "account": ["epsilon", "delta", "neighbours"],
         "runs": ["run", "description", "events", "chains", "iterations", "reserved_at"],
         "slots": ["run", "slot", "used"],
     }
     assert {kind for kind, _, _ in kinds} <= {"table", "index"}
     content = rows(path)
-    assert content["account"] == [(1.0, DELTA)]
+    assert content["account"] == [(1.0, DELTA, "substitute-one")]
     assert content["slots"] == [("run", 0, 1)]
     ((*run, when),) = content["runs"]
     z = p.events[0].noise_multiplier

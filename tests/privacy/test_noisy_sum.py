@@ -9,12 +9,12 @@ from scipy import stats
 from pymc_dp.exceptions import PrivacyBudgetExceeded, PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION
 from pymc_dp.privacy.events import Gaussian, Laplace
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise, SecureNoise
 from pymc_dp.privacy.noisy_sum import (
     MAX_UNITS,
     acceptance_at_equal_density,
     check_units,
-    noise_sd,
     noisy_sum,
 )
 from pymc_dp.privacy.plans import Permit
@@ -100,7 +100,7 @@ def residuals(noise, z, bound, dimension, repeats):
 @pytest.mark.parametrize(("z", "bound"), [(0.01, 3.0), (40.0, 1e-3)])
 def test_the_noise_has_the_standard_deviation_that_is_paid_for(noise, dimension, repeats, z, bound):
     x = residuals(noise, z, bound, dimension, repeats)
-    assert noise_sd(bound, z) == pytest.approx(z * 2 * bound, rel=1e-15)
+    assert SUBSTITUTE_ONE.noise_sd(bound, z) == pytest.approx(z * 2 * bound, rel=1e-15)
     assert abs(x.sum() / math.sqrt(x.size)) < stats.norm.isf(1e-11)
     assert stats.chi2(x.size).ppf(1e-11) < np.sum(x**2) < stats.chi2(x.size).isf(1e-11)
     assert stats.kstest(x, "norm").pvalue > 1e-11

@@ -13,7 +13,7 @@ import pymc as pm
 from scipy import stats
 
 import pymc_dp as dp
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 
 # Exponential data with a Gamma(2, 1) prior on the rate; θ is the log rate, whose posterior is
 # skewed: a symmetric target could not see a reversed sign.
@@ -52,7 +52,7 @@ def compiled():
 def noisy_total(rng, values, bound, z):
     """Clipped sum with the noise that it has on paper."""
     clipped = np.minimum(np.maximum(values, -bound), bound)
-    return clipped.sum() + noise_sd(bound, z) * rng.standard_normal()
+    return clipped.sum() + SUBSTITUTE_ONE.noise_sd(bound, z) * rng.standard_normal()
 
 
 def spread_evenly(posterior, count):

@@ -20,8 +20,8 @@ from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import as_matrix, product_covariance
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import Gaussian, times
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
-from pymc_dp.privacy.noisy_sum import noise_sd
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
@@ -170,7 +170,7 @@ def run_chains(at, bound, starts, z=0.02, transitions=15):
                     rng, residuals(new) - residuals(u), B, z
                 ),
                 log_public=lambda u: at.log_ratio(u) - float(at.to_theta(u)[0]) ** 2 / 8,
-                noise_multiplier=z,
+                noise_sd=lambda bound: SUBSTITUTE_ONE.noise_sd(bound, z),
             )
         ends.append(float(u[0]))
     return np.array(ends)
@@ -407,14 +407,14 @@ def test_the_anchor_spends_its_purse_and_no_more():
 def test_the_anchor_is_a_function_of_releases_alone(monkeypatch):
     """Other data, the same released numbers: the same anchor, to the last bit."""
 
-    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise):
+    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours):
         for _ in parts:
             pass
         permit.take(Gaussian(noise_multiplier))
         rng = np.random.default_rng(int(np.float64(bound).view(np.int64)) % 2**32)
         return rng.normal(size=dimension) * bound
 
-    def counted(counts, *, noise_multiplier, permit, noise):
+    def counted(counts, *, noise_multiplier, permit, noise, neighbours):
         counts()
         permit.take(Gaussian(noise_multiplier))
 
@@ -471,7 +471,7 @@ def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
     with pytest.raises(dp.PrivacyConfigurationError, match="build_anchor"):
         step._begin(np.random.default_rng(0))
     assert step.ledger.spent() == 0
-    assert noise_sd(1.0, step._z) > 0
+    assert SUBSTITUTE_ONE.noise_sd(1.0, step._z) > 0
 
 
 def test_another_process_releases_with_a_step_built_again(tmp_path):

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 import pymc_dp as dp
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian, times
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.steps.comparators import langevin_update, thermostat_update
@@ -158,7 +158,7 @@ def test_the_noisy_gradient_is_unbiased_and_as_noisy_as_it_says(step_type, rate)
         [step._noisy_gradient(theta, Permit(0, i, (event,)))[0] for i in range(repeats)]
     )
     exact = T * (Y - 0.3).sum() - 0.3 / PRIOR_SD**2
-    sigma = T / rate * noise_sd(6.0, 0.5)
+    sigma = T / rate * SUBSTITUTE_ONE.noise_sd(6.0, 0.5)
     assert step._sigma == step.guarantee.settings["gradient_noise_sd"] == pytest.approx(sigma)
     variance = sigma**2 + T**2 * (1 - rate) / rate * ((Y - 0.3) ** 2).sum()
     assert abs(found.mean() - exact) < 4 * math.sqrt(variance / repeats)
@@ -399,7 +399,7 @@ def test_default_step_size_leaves_room_for_the_error_of_samples(step_type, n):
 def test_langevin_refuses_a_step_that_the_privacy_noise_overfills(logistic):
     model = logistic()
     settings = {"noise_multiplier": 2.0, "sampling_rate": 0.5, "gradient_clip": 1.0}
-    sigma = 2 * noise_sd(1.0, 2.0)
+    sigma = 2 * SUBSTITUTE_ONE.noise_sd(1.0, 2.0)
     limit = 4 / sigma**2
     step = dp.comparators.DPSGLD(
         chains=1, draws=1, step_size=limit * 0.999, model=model, **settings, **FAST

@@ -14,7 +14,7 @@ from pymc_dp.exponential_family.statistics import SufficientStatistics
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum, direction
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.exponential import exponential_transition
 
@@ -57,10 +57,11 @@ def run_from_posterior(z, assumed_z, starts=4000, transitions=8):
     rng = np.random.default_rng(7)
     total = (COUNTS / 3 - 1.0).sum()
 
-    def release(along):
+    def release(along, rise):
         """As KeptSum.release, whose grid is bound / step, but for its rounding."""
         g = along.weights[0] * along.bound / along.step
-        return g * total + noise_sd(along.bound, z) * rng.standard_normal()
+        noise = SUBSTITUTE_ONE.noise_sd(along.bound, z) * rng.standard_normal()
+        return g * total + noise - len(COUNTS) * rise
 
     ends, accepted = spread_evenly(GAMMA, starts), 0
     for k in range(starts):
@@ -71,11 +72,10 @@ def run_from_posterior(z, assumed_z, starts=4000, transitions=8):
                 theta,
                 propose=lambda rng, theta: theta + 0.5 * rng.standard_normal(1),
                 natural=lambda theta: (3 * theta, math.exp(theta.item()) - 3 * theta.item()),
-                along=lambda g: direction(g, 2 * abs(g.item()), 1),
+                along=lambda g, rise: direction(g, 2 * abs(g.item()), 1),
                 release=release,
-                n_records=len(COUNTS),
                 log_public=lambda theta: 2 * theta.item() - 1.5 * math.exp(theta.item()),
-                noise_multiplier=assumed_z,
+                noise_sd=lambda bound: SUBSTITUTE_ONE.noise_sd(bound, assumed_z),
             )
             accepted += info.accepted
         ends[k] = theta.item()
@@ -172,14 +172,15 @@ class _OnGrid:
         return float(np.interp(q, np.cumsum(self.mass), self.points + step / 2))
 
 
-def test_without_noise_it_is_plain_metropolis(quiet, fast):
-    """Same randomness, same path, draw by draw."""
+@pytest.mark.parametrize("neighbours", ["substitute-one", "add-or-remove"])
+def test_without_noise_it_is_plain_metropolis(neighbours, quiet, fast):
+    """Same randomness, same path, draw by draw; n is used, or one of the sums."""
     rng = np.random.default_rng(2)
     y = rng.normal(1, 2, size=50)
     model = normal(y)
     step = dp.DPExponentialFamily(
         noise_multiplier=0, scale=0.3, chains=1, draws=300, bounds=(-9, 9), noise_source=dp.InsecureSeededNoise(0),
-        model=model, **fast,
+        neighbours=neighbours, delta=1e-6, model=model, **fast,
     )  # fmt: skip
     seed = np.random.default_rng(42)
     idata = pm.sample(300, tune=0, chains=1, step=step, random_seed=seed, model=model, **quiet)
@@ -236,8 +237,10 @@ def test_replacing_a_unit_moves_no_release_by_more_than_its_bound(fast):
         for _ in range(60):
             here, there = 0.5 * rng.normal(size=(2, d))
             g = steps[0]._family.natural(there)[0] - steps[0]._family.natural(here)[0]
-            along = steps[0]._along(g)
-            assert along == steps[1]._along(g)  # what the noise is scaled to does not see the data
+            along = steps[0]._along(g, 0.0)
+            assert along == steps[1]._along(
+                g, 0.0
+            )  # what the noise is scaled to does not see the data
             exact = [
                 step._sum.release(
                     along,
@@ -259,7 +262,7 @@ def test_the_noise_of_one_statistic_is_that_of_the_paper(fast):
         noise_multiplier=2.0, chains=1, draws=1, bounds=(0, 9), model=poisson_gamma(), **fast
     )
     move = step._family.natural(np.array([0.7]))[0] - step._family.natural(np.array([0.2]))[0]
-    assert 2.0 * 2 * step._along(move).bound == pytest.approx(0.5 * 2.0 * 9, rel=1e-7)
+    assert 2.0 * 2 * step._along(move, 0.0).bound == pytest.approx(0.5 * 2.0 * 9, rel=1e-7)
     family = dp.DPExponentialFamily(
         noise_multiplier=2.0, chains=1, draws=1, bounds=(-3, 4), model=normal(np.ones(5)), **fast
     )._family
@@ -370,7 +373,7 @@ def test_the_kept_sum_does_not_travel(fast):
     step = dp.DPExponentialFamily(epsilon=1.0, chains=1, draws=3, model=beta_bernoulli(), **fast)
     step, point = started(step)
     step.step(point)
-    assert step._sum._total == [(6 - 24) * RESOLUTION]
+    assert step._sum._total == [(6 - 24) * RESOLUTION, 30 * RESOLUTION]
     assert cloudpickle.loads(cloudpickle.dumps(step._sum))._total is None
 
 
@@ -414,7 +417,7 @@ def test_units_of_several_records_get_more_noise(fast):
     )
     assert three.guarantee.n_units == 10
     g = np.array([0.3])
-    assert three._along(g).bound == pytest.approx(3 * one._along(g).bound, rel=1e-7)
+    assert three._along(g, 0.0).bound == pytest.approx(3 * one._along(g, 0.0).bound, rel=1e-7)
 
 
 # -- settings ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pymc_dp as dp
 from pymc_dp.privacy import noisy_sum
 from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.steps.hmc import Mass, hmc_transition, leapfrog
 
 from .exact import (
@@ -88,7 +89,7 @@ def run_from_posterior(z, assumed_z, gradient_clip, longest=math.inf, starts=200
                     rng, terms(new) - terms(theta), bound(new - theta), z
                 ),
                 log_public=log_public,
-                noise_multiplier=assumed_z,
+                noise_sd=lambda bound: SUBSTITUTE_ONE.noise_sd(bound, assumed_z),
             )
             accepted += info.accepted
         ends[k] = theta.item()

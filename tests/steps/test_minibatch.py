@@ -13,7 +13,7 @@ from pymc_dp.compat import groups_of
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.clipping import clipped_sum
 from pymc_dp.privacy.events import PoissonGaussian, times
-from pymc_dp.privacy.noisy_sum import noise_sd
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records import measurements
@@ -175,7 +175,9 @@ def run_from_posterior(z, tempering, rate, scale, starts=2000, transitions=6, b=
         """The release of NoisyRatio, on paper."""
         y, B = Y[rng.random(N) < rate], bound(new - theta)
         ratios = new - theta - y * (np.exp(new) - np.exp(theta))
-        noise = noise_sd(release_bound(B, tempering, rate), z) * rng.standard_normal()
+        noise = (
+            SUBSTITUTE_ONE.noise_sd(release_bound(B, tempering, rate), z) * rng.standard_normal()
+        )
         return acceptance.penalised(ratios, B, tempering, rate).sum() + noise
 
     for k in range(starts):
@@ -188,7 +190,7 @@ def run_from_posterior(z, tempering, rate, scale, starts=2000, transitions=6, b=
                 bound=lambda move: release_bound(bound(move), tempering, rate),
                 noisy_ratio=ratio,
                 log_public=log_public,
-                noise_multiplier=z,
+                noise_sd=lambda bound: SUBSTITUTE_ONE.noise_sd(bound, z),
             )
             accepted += info.accepted
         ends[k] = theta.item()
@@ -281,7 +283,7 @@ def test_bias_is_as_documented(rate, most):
                 theta, new, 10 * abs(float(new[0] - theta[0])), paid
             ),
             log_public=log_public,
-            noise_multiplier=0.03,
+            noise_sd=lambda bound: SUBSTITUTE_ONE.noise_sd(bound, 0.03),
         )
         path[t] = math.exp(theta[0])
     ess = float(np.asarray(az.ess(path.reshape(4, -1))))
@@ -345,17 +347,19 @@ def test_only_sampled_records_are_evaluated(logistic, quiet):
 def test_the_test_subtracts_the_noise_that_was_added(logistic, monkeypatch):
     """The bound that the noise is calibrated to is the one whose noise the penalty is for."""
     added, subtracted = [], []
-    release, sd = measurements.poisson_noisy_total, acceptance.noise_sd
+    release, sd = measurements.poisson_noisy_total, acceptance.NoisyRatio.noise_sd
     monkeypatch.setattr(
         measurements,
         "poisson_noisy_total",
         lambda terms, **keywords: (
-            added.append(sd(keywords["bound"], keywords["noise_multiplier"]))
+            added.append(SUBSTITUTE_ONE.noise_sd(keywords["bound"], keywords["noise_multiplier"]))
             or release(terms, **keywords)
         ),
     )
     monkeypatch.setattr(
-        acceptance, "noise_sd", lambda *args: subtracted.append(sd(*args)) or sd(*args)
+        acceptance.NoisyRatio,
+        "noise_sd",
+        lambda *args: subtracted.append(sd(*args)) or sd(*args),
     )
     step = dp.DPPenalty(
         noise_multiplier=1.5,

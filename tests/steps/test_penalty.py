@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 import pymc_dp as dp
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.steps.penalty import penalty_transition
 
 from .exact import (
@@ -42,7 +43,7 @@ def run_from_posterior(z, assumed_z, starts=4000, transitions=8, b=40.0):
                     rng, terms(new) - terms(theta), bound(new - theta), z
                 ),
                 log_public=log_public,
-                noise_multiplier=assumed_z,
+                noise_sd=lambda bound: SUBSTITUTE_ONE.noise_sd(bound, assumed_z),
             )
             accepted += info.accepted
         ends[k] = theta.item()

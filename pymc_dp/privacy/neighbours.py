@@ -1,0 +1,120 @@
+"""Which data sets count as neighbours, and how far one unit then moves what is released."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.privacy.events import Event, Gaussian
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    r"""A neighbouring relation, and the sensitivities of sums and counts under it.
+
+    Parameters
+    ----------
+    name : str
+        As users write it.
+    terms : int
+        κ, how many terms of a sum over the units differ between neighbours at most: the old and the new one
+        of a unit that is replaced, or that of the one unit that only one of them has.
+    public_size : bool
+        Whether neighbours have the same number of units, so that it may be told.
+    """
+
+    name: str
+    terms: int
+    public_size: bool
+
+    def of_sum(self, bound: float) -> float:
+        """L2 sensitivity κB of a sum of terms of norm `bound` at most, by the triangle inequality."""
+        return self.terms * bound
+
+    @property
+    def of_counts(self) -> float:
+        """L2 sensitivity √κ of counts in bins of which each unit is in one: κ bins change by 1."""
+        return math.sqrt(self.terms)
+
+    def noise_sd(self, bound: float, noise_multiplier: float) -> float:
+        """Standard deviation of the noise in a sum of terms clipped to `bound`: z times its sensitivity."""
+        return noise_multiplier * self.of_sum(bound)
+
+    def count_sd(self, noise_multiplier: float) -> float:
+        """Standard deviation of the noise in each of the counts by bin: z times their sensitivity."""
+        return noise_multiplier * self.of_counts
+
+    def public_number(self, units: int) -> int:
+        """`units`, the number of units, if it may be used.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If it is private.
+        """
+        if not self.public_size:
+            raise PrivacyConfigurationError(
+                f'With `neighbours="{self.name}"` the number of units is private: what depends on it has '
+                "to be released with noise."
+            )
+        return units
+
+    def check(self, events: Iterable[Event]) -> None:
+        """Refuse releases whose cost is not proved under this relation.
+
+        Samples and batches are proved under substitution alone: the pairs of distributions that dominate are
+        others when a unit comes or goes.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+        """
+        others = {type(e).__name__ for e in events if not isinstance(e, Gaussian)}
+        if others and not self.public_size:
+            raise PrivacyConfigurationError(
+                f'`neighbours="{self.name}"` is for Gaussian releases about all units. Found '
+                f"{', '.join(sorted(others))}. For samples of the units, use "
+                f'`neighbours="{SUBSTITUTE_ONE.name}"`.'
+            )
+
+    def under_substitution(self, events: Iterable[Event]) -> tuple[Event, ...]:
+        """Releases, with multipliers that hold when a unit is replaced.
+
+        Replacing a unit is removing one and adding one, so that releases which are μ-Gaussian-DP together
+        are 2μ-Gaussian-DP then (group privacy; Dong, Roth and Su, 2022).
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If there are others than Gaussian ones, and that is not known.
+        """
+        events = tuple(events)
+        self.check(events)
+        if self.public_size:
+            return events
+        return tuple(
+            Gaussian(e.noise_multiplier / 2, e.count) for e in events if isinstance(e, Gaussian)
+        )
+
+
+SUBSTITUTE_ONE = Neighbours("substitute-one", 2, True)
+ADD_OR_REMOVE = Neighbours("add-or-remove", 1, False)
+
+_BY_NAME = {each.name: each for each in (SUBSTITUTE_ONE, ADD_OR_REMOVE)}
+
+
+def neighbours_named(name: Any) -> Neighbours:
+    """The relation of that name.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If there is none.
+    """
+    found = _BY_NAME.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise PrivacyConfigurationError(
+            f"`neighbours` must be {' or '.join(map(repr, _BY_NAME))}. Found {name!r}."
+        )
+    return found
