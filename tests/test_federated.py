@@ -513,7 +513,7 @@ def test_a_rare_covariate_is_right_or_said_to_be_the_priors(epsilon, caplog):
     data = [rare_records(k, 0.005, 6000) for k in range(3)]
     x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
     assert 70 < x[:, 1].sum() < 110
-    mode, covariance = pooled(x, y)
+    mode, _ = pooled(x, y)
     for seed in range(3):
         owners = [
             owner_of(*some, epsilon=epsilon, ratios=0, noise_source=dp.InsecureSeededNoise(9 * seed + k))
