@@ -118,15 +118,15 @@ def round_trips() -> None:
     for name, seconds in [("one process", in_process()), ("Flower, TLS, keys", through_flower())]:
         per_second = 1 / seconds["ratio"]
         rows.append(
-            [name, 1 / seconds["offer"], per_second, 4000 / per_second / 60, 45 / per_second]
+            [name, 1 / seconds["offer"], per_second, 4000 / per_second / 60, 37 / per_second]
         )
     write_report(
         "federated_round_trips",
         "Round trips to three owners",
         "Three owners of 3,000 records and three parameters, all asked and waited for, on one computer with 2 "
         "cores, which other programs used too. An offer reads no data; a ratio is one iteration of a chain. The "
-        "last columns are that rate's time for 4,000 iterations, and for the 45 exchanges of a surrogate that takes "
-        "five steps (an offer, four to six per step, some twenty for the looks near the mode).",
+        "last columns are that rate's time for 4,000 iterations, and for the 37 exchanges of most surrogates (an "
+        "offer, four to six per step towards the mode, and some twenty for the looks near it).",
         ["owners are in", "offers / s", "ratios / s", "4,000 iterations, min", "surrogate, s"],
         rows,
     )
