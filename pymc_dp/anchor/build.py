@@ -164,9 +164,7 @@ class _Run:
 def nothing_learnt(log_public: PublicLogDensity, start: Vector, rounds: int = 0) -> Anchor:
     """The anchor of a run that was lost after so many steps: its law is empty, and the prior is what is left."""
     d, D = len(start), np.diag(prior_scales(log_public, start))
-    r = posterior_of(
-        Law(start, np.zeros(d), np.zeros((d, d)), np.zeros((d, d))), log_public, start
-    )
+    r = posterior_of(Law(start, np.zeros(d), np.zeros((d, d)), np.zeros((d, d))), log_public, start)
     return Anchor(r, D, D, math.nan, math.nan, math.nan, np.zeros(d), rounds, False)
 
 
