@@ -78,7 +78,9 @@ def rand():
         "lncoins": (0, 5), "idp": (0, 1), "lpi": (0, 8), "fmde": (0, 9), "physlm": (0, 1),
         "disea": (0, 60), "hlthg": (0, 1), "hlthf": (0, 1), "hlthp": (0, 1),
     }  # fmt: skip
-    columns = [2 * (data[k].to_numpy() - low) / (high - low) - 1 for k, (low, high) in ranges.items()]
+    columns = [
+        2 * (data[k].to_numpy() - low) / (high - low) - 1 for k, (low, high) in ranges.items()
+    ]
     return np.column_stack([np.ones(len(y)), *columns]), y
 
 

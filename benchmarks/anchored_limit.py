@@ -17,6 +17,7 @@ from _regressions import REAL, SIMULATED, Exact, another_run, model_of
 from _report import write_report
 
 import pymc_dp.steps.anchored
+from pymc_dp.exceptions import PrivacyError
 from pymc_dp.steps.anchored import DPAnchored
 
 EPSILONS = (0.3, 1, 3)
@@ -64,14 +65,16 @@ def simulated(name, epsilon, n, replications, seed):
     make, likelihood, prior_sd = SIMULATED[name]
     rng = np.random.default_rng([seed, int(10 * epsilon), n, sorted(SIMULATED).index(name)])
     _, X, y = make(rng, n)
-    step = DPAnchored(chains=1, draws=1, epsilon=epsilon, model=model_of(likelihood, prior_sd, X, y))
+    step = DPAnchored(
+        chains=1, draws=1, epsilon=epsilon, model=model_of(likelihood, prior_sd, X, y)
+    )
     found = []
     for k in range(replications):
         truth, X, y = make(rng, n)
         run = another_run(step, k + 1, X, y)
         try:
             found.append(one(run, Exact(run, truth), truth, k))
-        except Exception as error:  # a run that did not return: counted
+        except (PrivacyError, np.linalg.LinAlgError) as error:  # a run that did not return: counted
             print(f"{name}, ε = {epsilon}, run {k}: {type(error).__name__}: {error}")
     return row(name, epsilon, replications, found)
 
@@ -80,9 +83,16 @@ def on_real_data(name, epsilon, runs):
     """The same data, and fresh noise, in every run."""
     load, likelihood, prior_sd = REAL[name]
     X, y = load()
-    step = DPAnchored(chains=1, draws=1, epsilon=epsilon, model=model_of(likelihood, prior_sd, X, y))
+    step = DPAnchored(
+        chains=1, draws=1, epsilon=epsilon, model=model_of(likelihood, prior_sd, X, y)
+    )
     exact = Exact(step, step.compiled.parameters.start)
-    return row(name, epsilon, runs, [one(another_run(step, k + 1, X, y), exact, None, k) for k in range(runs)])
+    return row(
+        name,
+        epsilon,
+        runs,
+        [one(another_run(step, k + 1, X, y), exact, None, k) for k in range(runs)],
+    )
 
 
 def main():

@@ -5,6 +5,7 @@ import math
 import numba
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_ndtr
 
 Vector = NDArray[np.float64]
 
@@ -62,6 +63,37 @@ def positive(matrix: Vector, least: float = 1e-9) -> Vector:
     """Symmetric, with negative eigenvalues taken for `least`."""
     values, vectors = np.linalg.eigh(matrix)
     return np.asarray((vectors * np.maximum(values, least)) @ vectors.T)
+
+
+def denoised(matrix: Vector, sd: float) -> Vector:
+    r"""What to believe of a symmetric matrix seen with noise: its eigenvectors, eigenvalues drawn together.
+
+    Noise drives eigenvalues apart, and turns eigenvectors into each other. The estimator that keeps the
+    eigenvectors and is best in mean square has :math:`\lambda_i - s^2 \sum_j \operatorname{Re}
+    (\lambda_i - \lambda_j - i\eta)^{-1}` (Bun, Bouchaud and Potters, 2017, for additive Gaussian noise), its trace
+    is that of the matrix.
+
+    Parameters
+    ----------
+    matrix : ndarray, shape (d, d)
+    sd : float
+        s, of the noise on the diagonal; √½ times that elsewhere.
+    """
+    values, vectors = np.linalg.eigh(matrix)
+    gaps = values[:, None] - values
+    # Eigenvalues that are closer than the noise are not told apart.
+    drift = sd**2 * (gaps / (gaps**2 + sd**2 + 1e-300)).sum(axis=1)
+    return np.asarray((vectors * (values - drift)) @ vectors.T)
+
+
+def mean_if_positive(values: Vector, sd: float) -> Vector:
+    """Means of positive numbers that were seen with noise, nothing else being known of them."""
+    if not sd > 0:
+        return np.maximum(values, 1e-9)
+    z = values / sd
+    # Mills' ratio, by its asymptote where both of its parts underflow.
+    ratio = np.exp(-(z**2) / 2 - log_ndtr(z)) / math.sqrt(2 * math.pi)
+    return np.maximum(values + sd * ratio, 1e-9)
 
 
 def product_covariance(v: Vector, sd: float) -> Vector:

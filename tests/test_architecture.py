@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "mechanisms": {"exceptions", "checks", "compat", "privacy"},
     "gibbs": {"exceptions", "_version", "compat", "privacy", "mechanisms"},
     "records": {"exceptions", "_version", "checks", "privacy", "likelihood", "linalg"},
-    "anchor": {"exceptions", "privacy", "likelihood", "linalg", "records"},
+    "anchor": {"exceptions", "compat", "privacy", "likelihood", "linalg", "records"},
     "steps": {
         "exceptions",
         "checks",

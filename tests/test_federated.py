@@ -17,8 +17,8 @@ from scipy.optimize import minimize
 from scipy.stats import chi2
 
 import pymc_dp as dp
-from pymc_dp.anchor.build import nothing_learnt
-from pymc_dp.anchor.law import Law
+from pymc_dp.anchor.law import Law, posterior_of
+from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.federated import FederatedPenalty, Owner, Surrogate, find_surrogate
 from pymc_dp.federated.agreement import parameters_digest
@@ -599,8 +599,8 @@ def test_the_likelihood_of_a_surrogate_is_its_law():
     rng = np.random.default_rng(0)
     J, S = (A @ A.T for A in rng.normal(size=(2, 3, 3)))
     law = Law(rng.normal(size=3), rng.normal(size=3), J, S)
-    anchor = nothing_learnt(PublicLogDensity(parameters), parameters.start)
-    anchor = replace(anchor, posterior=replace(anchor.posterior, law=law))
+    posterior = posterior_of(law, PublicLogDensity(parameters), parameters.start)
+    anchor = Anchor(posterior, np.eye(3), np.eye(3), 1.0, 1.0, 1.0, np.zeros(3), 1, True)
     found = Surrogate(anchor, True, (), parameters_digest(parameters))
     ours, without = found.model(model).compile_logp(**FAST), model.compile_logp(**FAST)
     more = []

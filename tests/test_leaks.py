@@ -54,7 +54,9 @@ def test_chains_in_processes_depend_on_data_through_releases_alone(
 ):
     """Two unrelated data sets, the same released numbers: the same output, to the last bit."""
 
-    def released(parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours):
+    def released(
+        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+    ):
         for _ in parts:  # the real data are read, as always, but do not enter the release
             pass
         _, iteration, index = permit.take(Gaussian(noise_multiplier))

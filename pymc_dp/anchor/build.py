@@ -11,7 +11,7 @@ from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.search import Search, find_mode
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.linalg import Vector, floored, power
+from pymc_dp.linalg import Vector, power
 from pymc_dp.records.measurements import Measurements
 
 
@@ -41,11 +41,6 @@ def build_anchor(
     -------
     Anchor
 
-    Raises
-    ------
-    LinAlgError
-        If the noisy equations have no solution.
-
     Notes
     -----
     **Releases**, each of a function of one unit's record and of earlier releases: histograms, counts, sums of
@@ -54,18 +49,21 @@ def build_anchor(
     Gaussian release of the budget's multiplier.
     """
     run = _Run(measure, log_public, start, tempering)
-    on_progress("searching for the mode")
-    search = find_mode(run.looks, log_public, start, on_progress)
-    if search.P is None or search.lost:
-        return nothing_learnt(log_public, start, len(search.looks))
-    on_progress("a first look there")
-    run.first(search)
-    on_progress("choosing clipping bounds for good")
-    run.settle()
-    for k in ("second", "third"):
-        on_progress(f"measuring the gradient, {k} look")
-        run.last(k == "third")
-    return run.anchor(search)
+    try:
+        on_progress("searching for the mode")
+        search = find_mode(run.looks, log_public, start, on_progress)
+        if search.lost:
+            return run.nothing()
+        on_progress("a first look there")
+        run.first(search)
+        on_progress("choosing clipping bounds for good")
+        run.settle()
+        for which in ("second", "third"):
+            on_progress(f"measuring the gradient, {which} look")
+            run.last(which == "third")
+        return run.anchor(search)
+    except (np.linalg.LinAlgError, OverflowError):  # of released numbers
+        return run.nothing()
 
 
 class _Run:
@@ -88,14 +86,16 @@ class _Run:
     def first(self, search: Search) -> None:
         """The first look, so that the next is within about one sd."""
         s, looks = SETTINGS, self.looks
-        assert search.P is not None
         self.place, self.P, t1 = search.theta, search.P, search.t1
         self.found += search.looks
         share = float(np.clip(t1**2, *s.first_look))
         frames = [power(self.P, -0.5), np.diag(self.scales)]
-        V, b, excess = looks.choose(self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept)
+        chosen = looks.choose(
+            self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept,
+            0.0 if looks.poor else looks.fine,
+        )  # fmt: skip
         for_hessian = max(s.hessian_part[0], s.hessian_of_first * share)
-        self.found.append(looks.look(self.place, V, b, share, for_hessian, s.hessians_kept, excess))
+        self.found.append(looks.look(self.place, chosen, share, for_hessian, s.hessians_kept))
         self._t = t1 / math.sqrt(share)
         self._move()
 
@@ -113,33 +113,44 @@ class _Run:
         """The frame and the bound for all that is left, and how noise is best divided."""
         looks, s, d = self.looks, SETTINGS, len(self.place)
         frames = [power(self.P, -0.5), np.diag(self.scales), middle_frame(self.P, self.scales)]
-        share, bins = looks.fine, looks.bins_for(looks.fine)
-        self.V, self.b, self.excess = looks.choose(self.place, frames, self.P, share, 0.8, bins)
-        inverse = np.linalg.inv(self.V)
+        share = looks.fine
+        self.chosen = looks.choose(
+            self.place, frames, self.P, looks.cheap, 0.8, 2, for_count=s.final_count, finely=share
+        )
+        V, b, _, long = self.chosen
+        inverse = np.linalg.inv(V)
         X = inverse @ power(self.P, -0.5)
         size = float(np.trace(X.T @ X)) / d
         noise = self.measure.noise_sd
-        self.t1 = noise(self.b, 1.0) * math.sqrt(size)
-        sizes = looks.hessian_sizes(self.place, self.V, share / 2)
-        self.a1 = noise(looks.bound(sizes, 0.05, s.hessians_kept), 1.0) * size
+        self.t1 = noise(b, 1.0) * math.sqrt(size)
+        sizes = looks.hessian_sizes(self.place, V, share / 2)
+        C = looks.hessian_bound(sizes, 0.05, s.hessians_kept, long)
+        self.a1 = noise(C, 1.0) * size
 
     def last(self, third: bool) -> None:
         """A look with half of what is left, or with all of it."""
         s, d = SETTINGS, len(self.place)
         left = 1 - self.measure.spent
-        share = (left if third else left / 2) - self.looks.cheap
+        share = (left if third else left / 2) - self.looks.fine / 2
         # How far the mode is from the place, by what is known, in posterior sds: there the curvature's noise acts.
         distance = math.sqrt(d) * min(self.t1 / math.sqrt(0.4) if third else self._t, 5 * self.t1)
         ratio = self.a1 * distance * math.sqrt((1 + 1 / d) / 2) / self.t1
         least, most = (part * share for part in s.hessian_part)
         known = (self.a1 / 0.1) ** 2 / 2  # by then a curvature is known to a tenth
-        for_hessian = float(np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most))
+        for_hessian = float(
+            np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most)
+        )
         if third:
             pool = self._pool_here()
             self._predicted = pool.law.beta, pool.noise_at(np.zeros(d))
         self.found.append(
             self.looks.look(
-                self.place, self.V, self.b, share - for_hessian, for_hessian, s.hessians_kept, self.excess,
+                self.place,
+                self.chosen,
+                share - for_hessian,
+                for_hessian,
+                s.hessians_kept,
+                self.looks.fine / 2,
             )
         )
         self.last_place = self.place
@@ -160,20 +171,17 @@ class _Run:
             rounds=len(search.looks), arrived=True,
         )  # fmt: skip
 
-
-def nothing_learnt(log_public: PublicLogDensity, start: Vector, rounds: int = 0) -> Anchor:
-    """The anchor of a run that was lost after so many steps: its law is empty, and the prior is what is left."""
-    d, D = len(start), np.diag(prior_scales(log_public, start))
-    r = posterior_of(Law(start, np.zeros(d), np.zeros((d, d)), np.zeros((d, d))), log_public, start)
-    return Anchor(r, D, D, math.nan, math.nan, math.nan, np.zeros(d), rounds, False)
+    def nothing(self) -> Anchor:
+        """The prior, for all that was learnt."""
+        at, zero = self.start, np.zeros((len(self.start),) * 2)
+        r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
+        return Anchor(
+            posterior=r, W=np.diag(self.scales), V=np.diag(self.scales), gradient_clip=math.nan,
+            hessian_clip=math.nan, surprise=math.nan, off=np.zeros(len(at)), rounds=0, arrived=False,
+        )  # fmt: skip
 
 
 def prior_scales(log_public: PublicLogDensity, start: Vector) -> Vector:
     """Standard deviations of the prior, about, of every parameter; 1 where it has none."""
     precision = -np.diag(log_public.hessian(start))
     return np.where(precision > 0, 1 / np.sqrt(np.maximum(precision, 1e-300)), 1.0)
-
-
-def prior_precision(log_public: PublicLogDensity, theta: Vector, W: Vector) -> Vector:
-    r""":math:`W^\top \Lambda W`, Λ minus the Hessian of the log prior at `theta`."""
-    return -W.T @ log_public.hessian(theta) @ W

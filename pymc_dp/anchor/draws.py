@@ -8,10 +8,10 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from pymc_dp.anchor.law import Posterior
+from pymc_dp.anchor.model import Anchor
 from pymc_dp.compat import groups_of
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.linalg import Vector
+from pymc_dp.linalg import Vector, power
 from pymc_dp.progress import quiet_pymc
 
 _log = logging.getLogger("pymc.dp")
@@ -21,7 +21,7 @@ _TUNE = 500
 
 
 def draw(
-    posterior: Posterior,
+    anchor: Anchor,
     log_public: PublicLogDensity,
     draws: int,
     chains: int,
@@ -30,11 +30,11 @@ def draw(
     """Draws of the prior times the law, by NUTS.
 
     If the sampler fails, the normal approximation's draws take their place, and that is said: what was paid for
-    is not lost.
+    is not lost. If nothing was learnt, they do too: the prior need not be proper.
 
     Parameters
     ----------
-    posterior : Posterior
+    anchor : Anchor
         The law, and its normal approximation with the prior, in whose coordinates NUTS runs.
     log_public : PublicLogDensity
         The prior.
@@ -47,9 +47,12 @@ def draw(
     ndarray, shape (chains, draws, d)
         Of θ.
     """
-    law, d = posterior.law, len(posterior.mean)
-    R = np.linalg.cholesky(posterior.covariance)
+    posterior, law = anchor.posterior, anchor.posterior.law
+    d, R = len(posterior.mean), power(posterior.covariance, 0.5)
     seed = zlib.crc32(law.k.tobytes() + law.K.tobytes())
+    if not anchor.arrived:
+        rng = np.random.default_rng(seed)
+        return np.asarray(posterior.mean + rng.standard_normal((chains, draws, d)) @ R.T)
     try:
         with quiet_pymc(), pm.Model(model=None):  # not part of one that the user is in
             z = pm.Flat("z", shape=d, initval=np.zeros(d))

@@ -24,7 +24,7 @@ import numpy as np
 from pymc_dp.anchor.looks import Look
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.linalg import Vector, floored, positive, power
+from pymc_dp.linalg import Vector, denoised, floored, mean_if_positive, positive, power
 
 _STEPS = 60
 """Newton steps to a law's mode, at most: twelve are many."""
@@ -54,7 +54,7 @@ class Law:
         return np.asarray(self.J @ np.linalg.pinv(self.J + self.S, hermitian=True))
 
     @cached_property
-    def K(self) -> Vector:
+    def K(self) -> Vector:  # noqa: N802
         r""":math:`J (J+S)^{-1} J`: the law's precision, as a likelihood of θ."""
         K = self.kept @ self.J
         return np.asarray((K + K.T) / 2)
@@ -99,7 +99,7 @@ class Posterior:
     @cached_property
     def _moved(self) -> tuple[Vector, Vector]:
         C = np.linalg.inv(self.exact)
-        return C @ self.law.S @ C, C
+        return np.asarray(C @ self.law.S @ C), np.asarray(C)
 
     @property
     def tilts(self) -> Vector:
@@ -216,12 +216,13 @@ def pooled(
     noise = np.array([look.curvature_sd_in(W) for look in looks])
     weights = 1 / (noise**2 + change)
     weights /= weights.sum()
-    A = sum(w * look.curvature for w, look in zip(weights, looks, strict=True))
+    A = np.sum([w * look.curvature for w, look in zip(weights, looks, strict=True)], axis=0)
     if least is None or prior is None:
         J = _surely(A, looks, weights)
     else:
         precision = W @ (A + prior) @ W
-        precision = floored(precision, least(precision, float(np.linalg.norm(weights * noise))))
+        sd = float(np.linalg.norm(weights * noise))
+        precision = floored(denoised(precision, sd), least(precision, sd))
         J = root @ positive(precision - W @ prior @ W) @ root
 
     information, rhs, at = np.zeros((d, d)), np.zeros(d), np.zeros(d)
@@ -253,10 +254,11 @@ def nearby(precision: Vector, sd: float) -> float:
 
 
 def _surely(A: Vector, looks: Sequence[Look], weights: Vector) -> Vector:
-    """Curvature for the law: a direction that does not stand out of the noise is shrunk to what it surely has.
+    """Curvature for the law, in the last look's frame, in which its noise is the same in all directions.
 
-    In the last look's frame, in which its noise is the same in all directions. With a floor instead, the
-    intervals of rare categories were a third as wide as exact ones.
+    Of what the noise leaves of its eigenvalues, the means given that no eigenvalue is negative.
+    With a floor for what is drowned in noise, the intervals of rare categories were a third as wide as exact
+    ones; with nothing for it, what was known of other parameters was lost.
     """
     V, inverse = looks[-1].V, looks[-1].inverse
     sds = [
@@ -264,7 +266,6 @@ def _surely(A: Vector, looks: Sequence[Look], weights: Vector) -> Vector:
         for w, look in zip(weights, looks, strict=True)
     ]
     sd = float(np.linalg.norm(sds))
-    values, vectors = np.linalg.eigh(V.T @ A @ V)
-    values = np.where(values < SETTINGS.stands_out * sd, values - sd, values)
-    J = (vectors * np.maximum(values, 1e-9)) @ vectors.T
+    values, vectors = np.linalg.eigh(denoised(V.T @ A @ V, sd))
+    J = (vectors * mean_if_positive(values, sd)) @ vectors.T
     return np.asarray(inverse.T @ J @ inverse)

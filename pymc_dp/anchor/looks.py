@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,6 +78,47 @@ class Look:
         return self.curvature_sd * float(np.trace(X.T @ X)) / len(X)
 
 
+class Group(NamedTuple):
+    """Units that are longer than a histogram shows.
+
+    Parameters
+    ----------
+    many, length : float
+        How many, and how long.
+    """
+
+    many: float
+    length: float
+
+    def excess(self, bound: float) -> float:
+        """What a bound clips of them."""
+        return self.many * max(self.length - bound, 0.0)
+
+
+NOBODY = Group(0.0, 0.0)
+
+
+class Choice(NamedTuple):
+    """How to look at a gradient.
+
+    Parameters
+    ----------
+    V : ndarray, shape (d, d)
+        The frame.
+    b : float
+        The clipping bound.
+    excess : float
+        What that clips, if it all points in one direction.
+    long : float
+        Length of units that no histogram has shown, if there are such; else 0.
+    """
+
+    V: Vector
+    b: float
+    excess: float
+    long: float
+
+
 class Looks:
     r"""Looks at the tempered log-likelihood, and what decides in which frame and within which bounds.
 
@@ -108,8 +150,8 @@ class Looks:
         rough = (whole / (s.rough_count * n)) ** 2
         self.poor = rough > s.poor
         self.cheap = float(np.clip(rough, *s.cheap))
-        self.fine = float(np.clip((whole / (s.fine_count * n)) ** 2, *s.fine))
         self._longest = 0.0
+        self.fine = float(np.clip((whole / (s.fine_count * n)) ** 2, *s.fine))
 
     def gradient_sizes(self, theta: Vector, V: Vector, share: float, bins: int) -> PrivateHistogram:
         """Histogram of the norms of units' gradients, with so many bins per octave."""
@@ -127,40 +169,51 @@ class Looks:
     def look(
         self,
         theta: Vector,
-        V: Vector,
-        b: float,
+        chosen: "Choice",
         for_gradient: float,
         for_hessian: float,
         kept: float,
-        excess: float = 0.0,
+        of_sizes: float = 0.0,
     ) -> Look:
-        """Gradient, clipped to b, and curvature at a place.
+        """Gradient and curvature at a place.
 
         Parameters
         ----------
-        theta, V, b
-            Where, in which frame, and the gradients' clipping bound there.
+        theta : ndarray, shape (d,)
+        chosen : Choice
+            In which frame, and within which bounds.
         for_gradient, for_hessian : float
             Shares.
         kept : float
             Quantile of their sizes up to which Hessians are not clipped.
-        excess : float
-            What is clipped of the gradients.
+        of_sizes : float
+            Share of the histogram of these; default: :attr:`cheap`.
         """
+        V, b, excess, long = chosen
         G, sd = self.measure.sum(Gradient(theta, V, self._tempering), b, for_gradient)
-        sizes = self.hessian_sizes(theta, V, self.cheap)
-        C = self.bound(sizes, for_hessian, kept)
+        sizes = self.hessian_sizes(theta, V, of_sizes or self.cheap)
+        C = self.hessian_bound(sizes, for_hessian, kept, long)
         packed, sd_A = self.measure.sum(Hessian(theta, V, self._tempering), C, for_hessian)
         inverse = np.linalg.inv(V)
         A = -inverse.T @ as_matrix(packed, len(theta)) @ inverse
         return Look(theta, V, inverse.T @ G, A, sd, sd_A, b, C, excess)
+
+    def hessian_bound(
+        self, sizes: PrivateHistogram, share: float, kept: float, long: float
+    ) -> float:
+        """C: as :meth:`bound`, and not below the square of a length that hidden units have.
+
+        A unit's information is about its score's square; clipped, it makes every step too long in the
+        direction that these units alone speak of.
+        """
+        return max(self.bound(sizes, share, kept), long**2 / SETTINGS.group_length)
 
     def bound(
         self,
         sizes: PrivateHistogram,
         share: float,
         kept: float = 0.0,
-        hidden: tuple[float, float] = (0.0, 0.0),
+        group: Group = NOBODY,
     ) -> float:
         """Clipping bound of a sum: by balance, but not below a quantile of the sizes.
 
@@ -174,14 +227,13 @@ class Looks:
             What the sum will cost.
         kept : float
             The quantile.
-        hidden : (float, float)
-            How many units are known to be longer than the histogram shows, and how long they are.
+        group : Group
+            That the histogram does not show.
         """
-        many, length = hidden
-        candidates = np.geomspace(sizes.quantile(0.5) / 2, max(sizes.largest, length), 200)
+        candidates = np.geomspace(sizes.quantile(0.5) / 2, max(sizes.largest, group.length), 200)
         noise = self.measure.noise_sd(1.0, share)
         costs = [
-            (noise * b) ** 2 + SETTINGS.bias * (sizes.excess(b) + many * max(length - b, 0.0)) ** 2
+            (noise * b) ** 2 + SETTINGS.bias * (sizes.excess(b) + group.excess(b)) ** 2
             for b in candidates
         ]
         b = float(candidates[int(np.argmin(costs))])
@@ -196,13 +248,14 @@ class Looks:
         for_gradient: float,
         bins: int,
         kept: float = 0.0,
-        count: bool = True,
-    ) -> tuple[Vector, float, float]:
-        r"""The frame in which a gradient's noise hurts least, and its clipping bound there, and what it clips.
+        for_count: float = 0.0,
+        finely: float = 0.0,
+    ) -> Choice:
+        r"""The frame in which a gradient's noise hurts least, and its clipping bound there.
 
-        By a histogram in each of the frames and, from the second place on, one count: of units that are still
-        as long as the longest at the first. Groups of few units, rare outcomes say, look like all others at
-        first, and later are too few to show in bins.
+        By a histogram in each of the frames, and counts of units that are too few to be seen in bins: from the
+        second place on, of those that are still as long as the longest at the first, where rare outcomes look
+        like all others; and for good, of those that are well beyond the bound, as a rare category's are.
 
         Parameters
         ----------
@@ -218,36 +271,71 @@ class Looks:
             Per octave.
         kept : float
             As in :meth:`bound`.
-        count : bool
-            Whether to count.
+        for_count : float
+            Share of a count; 0 for none.
+        finely : float
+            Share of another histogram, in the chosen frame, for the bound; 0 for none.
         """
-        many = self._still_long(theta, share) if self._longest and count else 0.0
-        best: tuple[float, Vector, float, float] | None = None
-        seen = math.inf
+        count = for_count > 0 and self._longest > 0
+        still = self._still_long(theta, for_count) if count else (0.0, 1.0)
+        found, seen = [], math.inf
         for V in frames:
-            X = V / self.scales[:, None]
-            longest = self._longest * float(np.linalg.norm(X)) / math.sqrt(len(X))
             sizes = self.gradient_sizes(theta, V, share, bins)
-            hidden = (many, longest) if many else (0.0, 0.0)
-            b = self.bound(sizes, for_gradient, kept, hidden)
-            seen = min(
-                seen, sizes.quantile(0.995) * math.sqrt(len(X)) / float(np.linalg.norm(X))
-            )
-            unseen = sizes.excess(b) + many * max(longest - b, 0.0)
+            group = self._in(V, still, sizes)
+            b = self.bound(sizes, for_gradient, kept, group)
+            unseen = sizes.excess(b) + group.excess(b)
             noise = math.hypot(self.measure.noise_sd(b, for_gradient), unseen)
-            hurts = _loss(V, noise, P)
-            if best is None or hurts < best[0]:
-                best = hurts, V, b, unseen
+            found.append((_loss(V, noise, P), V, b, sizes, group))
+            seen = min(seen, sizes.quantile(0.995) / self._size(V))
         self._longest = self._longest or seen
-        assert best is not None
-        return best[1:]
+        _, V, b, sizes, group = min(found, key=lambda f: f[0])
+        if finely:
+            sizes = self.gradient_sizes(theta, V, finely, self.bins_for(finely))
+            b = self.bound(sizes, for_gradient, kept, group)
+            if P is not None and group is NOBODY:
+                group = self._group(theta, V, P, SETTINGS.well_beyond * b, sizes, for_count)
+                b = max(b, self.bound(sizes, for_gradient, kept, group))
+        return Choice(V, b, sizes.excess(b) + group.excess(b), group.length)
 
-    def _still_long(self, theta: Vector, share: float) -> float:
-        """How many units' gradients are half as long as the longest at the first place."""
+    def _size(self, V: Vector) -> float:
+        """How much longer a frame makes what is equally long in all of the prior's scales."""
+        return float(np.linalg.norm(V / self.scales[:, None])) / math.sqrt(len(V))
+
+    def _in(self, V: Vector, still: tuple[float, float], sizes: PrivateHistogram) -> Group:
+        """Of the units that are still long, those that a histogram in this frame does not show."""
+        many, sd = still
+        length = self._longest * self._size(V)
+        hidden = many - sizes.beyond(length / 2)
+        return Group(hidden, length) if hidden > SETTINGS.counted * sd else NOBODY
+
+    def _still_long(self, theta: Vector, share: float) -> tuple[float, float]:
+        """How many units' gradients are half as long as the longest at the first place, and the noise's sd."""
         D, s = np.diag(self.scales), SETTINGS
         of = Longer(theta, D * self._tempering, self._longest / 2)
-        many, sd = self.measure.count(of, max(s.of_count, share / 2))
-        return many if s.counted * sd < many < s.rare * self.n_units else 0.0
+        many, sd = self.measure.count(of, share)
+        return (many, sd) if many < s.rare * self.n_units else (0.0, sd)
+
+    def _group(
+        self,
+        theta: Vector,
+        V: Vector,
+        P: Vector,
+        length: float,
+        sizes: PrivateHistogram,
+        share: float,
+    ) -> Group:
+        """Units longer than this that a histogram does not show, as a group that alone tells of something.
+
+        m such units are about 1/√m posterior sds long: what they say is that parameter's information. A
+        histogram spreads them over its bins, each with noise of its own; a count does not.
+        """
+        s = SETTINGS
+        many, sd = self.measure.count(Longer(theta, V * self._tempering, length), share)
+        if many - sizes.beyond(length) < s.counted * sd or many > s.rare * self.n_units:
+            return NOBODY
+        most = float(np.linalg.eigvalsh(V.T @ P @ V)[-1])
+        alone = s.group_length * math.sqrt(most / (many + sd)) if most < s.about_white else 0.0
+        return Group(many, max(s.hidden_length * length, alone))
 
 
 def _loss(V: Vector, noise: float, P: Vector | None) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -45,14 +46,16 @@ class Search:
         Standard deviation that noise gave the last look, per parameter, in posterior standard deviations.
     tilt : float
         The same of all looks together.
+    t1 : float
+        What a gradient that costs all of the budget would have for an `error`.
     lost : bool
         Whether it has plainly diverged.
     """
 
     def __init__(self, theta: Vector, n_units: float, scales: Vector, log_public: PublicLogDensity):
         self.theta, self.lost, self.looks = theta, False, list[Look]()
-        self.P: Vector | None = None
-        self.length = self.travelled = self.change = self.error = self.tilt = math.inf
+        self.P: Any = None
+        self.length = self.travelled = self.change = self.error = self.tilt = self.t1 = math.inf
         self._n, self._scales, self._log_public = n_units, scales, log_public
         # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
         self._trust = math.sqrt(n_units)
@@ -75,7 +78,7 @@ class Search:
         values = np.linalg.eigvalsh(R @ P_new @ R)
         self.change = float(max(values[-1], 1 / values[0])) if self.P is not None else math.inf
         P = P_new
-        C = np.linalg.inv(P)
+        C: Vector = np.asarray(np.linalg.inv(P))
         noise = math.sqrt(float(np.trace(C @ look.covariance)))
         self.error = noise / math.sqrt(d)
         slope = self._log_public.gradient(self.theta)
@@ -150,13 +153,13 @@ def find_mode(
         if search.P is not None and not looks.poor:
             frames.append(raw)
         for_gradient = s.gradient_of_step * share
-        V, b, excess = looks.choose(
+        chosen = looks.choose(
             search.theta, frames, search.P, looks.cheap, for_gradient, 1, s.search_kept,
-            count=not looks.poor,
+            0.0 if looks.poor else max(s.of_count, looks.cheap / 2),
         )  # fmt: skip
         search.step(
             looks.look(
-                search.theta, V, b, for_gradient, share - for_gradient, s.hessians_of_search, excess
+                search.theta, chosen, for_gradient, share - for_gradient, s.hessians_of_search
             )
         )
         length, travelled, error = search.length, search.travelled, search.error

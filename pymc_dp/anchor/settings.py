@@ -10,7 +10,7 @@ class AnchorSettings:
     What no other part takes goes to the last two looks, half each.
     """
 
-    search: float = 0.22
+    search: float = 0.4
     """Share from which on the way to the mode is broken off."""
     first_step: tuple[float, float] = (5e-4, 0.01)
     """Range of the share of its first step: from afar, a rough direction will do."""
@@ -44,14 +44,24 @@ class AnchorSettings:
     """The same of a fine one, which sets the final bounds."""
     cheap: tuple[float, float] = (2e-5, 0.0025)
     """Range of the share of a rough histogram."""
-    fine: tuple[float, float] = (0.001, 0.015)
+    fine: tuple[float, float] = (0.006, 0.015)
     """Range of the share of a fine one."""
     poor: float = 0.01
     """If a rough histogram would cost more than this, there are fewer of them, rougher ones."""
     of_count: float = 0.002
     """Share of a count of long gradients, at least."""
+    final_count: float = 0.005
+    """The same where the final bound is chosen."""
     counted: float = 2.5
-    """In sds of its noise: the count from which long gradients are believed in."""
+    """In sds of its noise: by how many units a count must exceed what a histogram shows to be believed."""
+    well_beyond: float = 1.5
+    """In clipping bounds: the length from which units are counted that a histogram may not show."""
+    hidden_length: float = 1.3
+    """In these: how long such units are taken to be."""
+    about_white: float = 4.0
+    """Largest information, in a frame, of one in which that says how long a group's units are."""
+    group_length: float = 1.5
+    """Length of the units of a group that alone determines a parameter, over their root mean square."""
     rare: float = 0.05
     """A group of more units than this is seen in a histogram."""
 
@@ -69,8 +79,6 @@ class AnchorSettings:
     """On the way, a direction keeps at least this part of the curvature that it had."""
     most_believed: float = 0.5
     """And not more than this, however noisy."""
-    stands_out: float = 3.0
-    """In sds of its noise: the curvature from which a direction is taken as measured."""
     quadratic_change: float = 2.0
     """Curvature changes by about √(2/n) of itself over a posterior sd: half as much again as in a regression's
     scale, where it changes most."""

@@ -9,7 +9,7 @@ import pymc as pm
 import pytensor.tensor as pt
 from pymc.model.fgraph import clone_model
 
-from pymc_dp.anchor.build import build_anchor, nothing_learnt
+from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.verdict import judge, of_the_prior
 from pymc_dp.exceptions import PrivacyError
@@ -125,12 +125,8 @@ def find_surrogate(
     parameters = ParameterSpace(prior)
     owners, log_public = Owners(ask, parameters), PublicLogDensity(parameters)
     owners.require("surrogate")
-    anchor = nothing_learnt(log_public, parameters.start)
-    try:
-        with np.errstate(all="ignore"):  # of released numbers
-            anchor = build_anchor(owners, log_public, parameters.start, on_progress=on_progress)
-    except (np.linalg.LinAlgError, OverflowError):  # likewise
-        pass
+    with np.errstate(all="ignore"):  # of released numbers
+        anchor = build_anchor(owners, log_public, parameters.start, on_progress=on_progress)
     labels = parameters.labels
     verdict = judge(anchor, labels, parameters.largest, "can still be asked for")
     for warning in verdict.warnings:

@@ -90,7 +90,7 @@ def strip_checks(output: Variable, records: Collection[Variable] = ()) -> Variab
             value = pt.switch(condition, value, -np.inf)
         return value
 
-    return _rewrite(output, rule)
+    return rebuilt(output, rule)
 
 
 def _unreduced(condition: Variable) -> list[Variable]:
@@ -120,10 +120,10 @@ def keep_indices_in_range(output: Variable, records: Collection[Variable]) -> Va
             return None
         return node.clone_with_new_inputs(changed, strict=False).outputs[0]
 
-    return _rewrite(output, rule)
+    return rebuilt(output, rule)
 
 
-def _rewrite(output: Variable, rule: Callable[[Any, list[Variable]], Variable | None]) -> Variable:
+def rebuilt(output: Variable, rule: Callable[[Any, list[Variable]], Variable | None]) -> Variable:
     """Rebuild a graph, with `rule(node, new inputs)` in place of a node where it is not None."""
     memo: dict[Variable, Variable] = {}
     for node in io_toposort(list(graph_inputs([output])), [output]):
@@ -132,8 +132,8 @@ def _rewrite(output: Variable, rule: Callable[[Any, list[Variable]], Variable | 
         if replacement is not None:
             memo[node.outputs[0]] = replacement
         elif any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-            rebuilt = node.clone_with_new_inputs(inputs, strict=False)
-            memo.update(zip(node.outputs, rebuilt.outputs, strict=True))
+            again = node.clone_with_new_inputs(inputs, strict=False)
+            memo.update(zip(node.outputs, again.outputs, strict=True))
     return memo.get(output, output)
 
 

@@ -17,7 +17,9 @@ from pymc_dp.exceptions import (
 )
 from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
+from pymc_dp.likelihood.cut import Cut, find_cut
 from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.local import LocalDerivatives
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.record_graph import RecordGraph, record_graph
@@ -93,7 +95,7 @@ class CompiledModel:
         return f"CompiledModel({self.parameters.d} parameters; unit: {self.roles.unit})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_graph"}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_graph", "cut")}
 
     @property
     def d(self) -> int:
@@ -154,6 +156,25 @@ class CompiledModel:
             return DirectionalCurvature(
                 self._graph, likelihood, compile_kwargs=self._compile_kwargs
             )
+
+    @cached_property
+    def cut(self) -> Cut | None:
+        """What every record sees of θ, if it is a row of each of some tables; None if it is not.
+
+        Or if a unit has several records, which may see several rows.
+        """
+        return find_cut(self._graph) if self.roles.unit_of_record is None else None
+
+    @cached_property
+    @refuses_from_outside
+    @compiling()
+    def local(self) -> LocalDerivatives | None:
+        """Derivatives of every unit's log-likelihood in what it sees of θ, by :attr:`cut`."""
+        likelihood = self.likelihood
+        if self.cut is None:
+            return None
+        with doing("Compiling the derivatives in groups"):
+            return LocalDerivatives(self.cut, likelihood, compile_kwargs=self._compile_kwargs)
 
     def check_unchanged(self) -> None:
         """Refuse a model that is no longer the one that was looked at."""

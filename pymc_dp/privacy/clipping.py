@@ -6,6 +6,7 @@ point sums do not (Casacuberta, Shoham, Vadhan and Wagner, 2022).
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -29,6 +30,23 @@ RESOLUTION = 2**26
 _SHRINK = 1.0 - 2.0**-40
 _SHRINK_CLIPPED = 1.0 - 2.0**-21
 MAX_DIMENSION = 2**12
+MAX_LENGTH = 2**20
+"""Numbers of a sum of which a unit adds to few, at most: every one of them gets its own noise."""
+
+
+class Sparse(NamedTuple):
+    """Vectors of many entries, of which every unit has a few.
+
+    Parameters
+    ----------
+    values : ndarray, shape (units, nonzeros)
+    places : ndarray of int64, shape (units, nonzeros)
+        Where they are in the vector; increasing for every unit.
+    """
+
+    values: NDArray[np.float64]
+    places: NDArray[np.int64]
+
 
 # A vector longer than this many bounds goes a slower way: its square does not fit single precision.
 _LONG = 1e15
@@ -120,7 +138,46 @@ def _add_long(entries, bound, length, factor, total):  # type: ignore[no-untyped
             total[k] += np.int64(entries[k, i] / largest * scale)
 
 
-def add_clipped(terms: NDArray[np.float64], bound: float, total: NDArray[np.int64]) -> None:
+@numba.njit(cache=True, error_model="numpy")
+def _add_clipped_sparse(values, places, bound, resolution, total):  # type: ignore[no-untyped-def]
+    """Add every unit's integers, the same as :func:`_add_tile` makes of the vector with all its zeros."""
+    n, d = values.shape
+    per_bound = 1.0 / bound
+    unclipped = resolution * _SHRINK / bound
+    clipped = resolution * _SHRINK_CLIPPED / bound
+    for i in range(n):
+        squares, last, proper = 0.0, -1, True
+        for k in range(d):
+            relative = values[i, k] * per_bound
+            squares += relative * relative
+            # An entry in two parts would be longer than the norm says, and no index is checked below.
+            proper &= last < places[i, k] < total.size
+            last = places[i, k]
+        if not proper:
+            continue
+        if squares < _LONG**2:
+            inverse_norm = np.float32(1.0) / np.sqrt(np.float32(squares))
+            scale = unclipped if squares <= 1.0 else clipped * inverse_norm
+            for k in range(d):
+                total[places[i, k]] += np.int32(values[i, k] * scale)
+            continue
+        largest = 0.0
+        for k in range(d):
+            size = abs(values[i, k])
+            largest = max(largest, size if size < np.inf else np.inf)
+        if largest == np.inf:
+            continue
+        squares = 0.0
+        for k in range(d):
+            squares += (values[i, k] / largest) ** 2
+        scale = resolution * _SHRINK / max(np.sqrt(squares), bound / largest)
+        for k in range(d):
+            total[places[i, k]] += np.int64(values[i, k] / largest * scale)
+
+
+def add_clipped(
+    terms: NDArray[np.float64] | Sparse, bound: float, total: NDArray[np.int64]
+) -> None:
     r"""Clip each unit's term to norm `bound` and add its integer image to `total`, in place.
 
     With :math:`R` = :data:`RESOLUTION`, unit :math:`i` adds
@@ -130,13 +187,21 @@ def add_clipped(terms: NDArray[np.float64], bound: float, total: NDArray[np.int6
 
     Parameters
     ----------
-    terms : ndarray, shape (units,) or (units, d)
-        One scalar, or one vector of length d, per unit of privacy.
+    terms : ndarray, shape (units,) or (units, d), or Sparse
+        One scalar, or one vector of length d, per unit of privacy. Of a sparse vector, only what is not zero;
+        its integers are the same. One with a place that is not increasing, or out of range, adds 0.
     bound : float
         Clipping bound B > 0 in the Euclidean norm.
     total : ndarray of int64, shape (1,) or (d,)
         Running sum, in units of B / R. Exact while fewer than 2^36 units are added.
     """
+    if isinstance(terms, Sparse):
+        values = np.ascontiguousarray(terms.values, np.float64)
+        places = np.ascontiguousarray(terms.places, np.int64)
+        if values.ndim != 2 or places.shape != values.shape or values.shape[1] > MAX_DIMENSION:
+            raise ValueError("Every number of a sparse vector has one place.")
+        _add_clipped_sparse(values, places, bound, float(RESOLUTION), total)
+        return
     if terms.ndim not in (1, 2) or total.shape != (terms.shape[1:] or (1,)):
         raise ValueError("The terms do not have the dimension of the sum.")  # no index is checked
     if terms.ndim == 1:
@@ -148,14 +213,14 @@ def add_clipped(terms: NDArray[np.float64], bound: float, total: NDArray[np.int6
 
 
 def clipped_sum(
-    terms: Iterable[NDArray[np.float64]], bound: float, dimension: int | None = None
+    terms: Iterable[NDArray[np.float64] | Sparse], bound: float, dimension: int | None = None
 ) -> NDArray[np.int64]:
     """Integer images of the clipped terms of all chunks, added up: see :func:`add_clipped`.
 
     Parameters
     ----------
     terms : iterable of ndarray
-        Chunks of per-unit terms, each of shape (units,) or (units, dimension). What computes them may
+        Chunks of per-unit terms, each of shape (units,) or (units, dimension), or sparse. What computes them may
         overflow: it is drawn on :func:`in_silence`.
     bound : float
         Clipping bound B > 0 in the Euclidean norm.

@@ -192,7 +192,7 @@ class Guarantee:
     @property
     def noise_name(self) -> str:
         """Name of the noise source, or "none" when the multiplier is 0."""
-        silent = any(getattr(e, "noise_multiplier", 1.0) == 0 for e in self.events)
+        silent = any(getattr(e, "noise_multiplier", 1.0) == 0 for e in self.total)
         return "none" if silent else self.noise
 
     @property
@@ -214,10 +214,16 @@ class Guarantee:
         return (
             f"These draws are ({self.epsilon:g}, {self.delta:.3g})-differentially private with "
             f"respect to {about}: "
-            f"{'the preparation and ' if self.once else ''}all "
-            f"{self.chains * self.iterations:,} iterations ({self.chains} chain(s), tuning "
-            "included) together."
+            f"{self._releases} together."
         )
+
+    @property
+    def _releases(self) -> str:
+        if not self.events:
+            return "all of them, however many, and what the run says of itself,"
+        first = "the preparation and " if self.once else ""
+        many = f"{self.chains * self.iterations:,} iterations ({self.chains} chain(s), tuning included)"
+        return f"{first}all {many}"
 
     def attrs(self, version: str) -> dict[str, str | float | int]:
         """Root attributes of a result: numbers and text only, so that every format keeps them."""
@@ -229,9 +235,10 @@ class Guarantee:
             "privacy_relation": self.neighbours,
             "privacy_unit": self.unit,
             **sizes,
-            "privacy_accountant": accountant_of(self.events),
+            "privacy_accountant": accountant_of(self.total),
             "privacy_noise": self.noise_name,
             "privacy_valid": int(self.valid),
+            "privacy_usable": int(self.measured.get("usable", 1)),
             "privacy_events": to_json(self.total),
             "privacy_step": self.step,
             "privacy_settings": json.dumps(dict(self.settings)),

@@ -84,6 +84,16 @@ class PrivateHistogram:
         """Above all sizes that were seen, and above those that :meth:`excess` takes to hide."""
         return float(self._edges[min(self._first + len(self._counts) + 1, len(self._edges) - 1)])
 
+    def beyond(self, size: float) -> float:
+        """How many units are larger than this, as far as it shows."""
+        places = self._first + np.arange(len(self._counts))
+        low, high = self._edges[places], self._edges[places + 1]
+        within = np.log(np.clip(size, low, high) / low) / np.log(high / low)
+        t, far, rate = self._fall
+        n = float(self._counts.sum())
+        tail = n * t * math.exp(-(size - far) / rate) if rate > 0 and size > far else 0.0
+        return max(float(self._counts @ (1 - within)), tail)
+
     def excess(self, bound: float) -> float:
         r"""About :math:`\sum_i (s_i - B)_+`, with as many units past the largest bin seen as could hide.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_dp.checks import check_rate
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, clipped_sum
+from pymc_dp.privacy.clipping import MAX_DIMENSION, MAX_LENGTH, RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
@@ -134,6 +134,7 @@ def noisy_total(
     parts: Iterable[NDArray[np.int64]],
     *,
     dimension: int | None = None,
+    nonzeros: int | None = None,
     bound: float,
     noise_multiplier: float,
     permit: Permit,
@@ -151,6 +152,9 @@ def noisy_total(
     parts : iterable of ndarray of int64, shape (1,) or (dimension,)
         :func:`~pymc_dp.privacy.clipping.clipped_sum` of disjoint parts of the units, at this bound.
         Nothing is drawn from it before the permit is taken, and no noise before it ends.
+    nonzeros : int, optional
+        How many entries of its vector a unit may have, if they are :class:`sparse
+        <pymc_dp.privacy.clipping.Sparse>`: of these the dimension may be larger.
     dimension, bound, noise_multiplier, permit, noise, neighbours
         As in :func:`noisy_sum`.
 
@@ -163,7 +167,7 @@ def noisy_total(
     PrivacyConfigurationError, PrivacyBudgetExceeded
         As :func:`noisy_sum`.
     """
-    _check(dimension, bound, noise_multiplier, noise)
+    _check(dimension, nonzeros, bound, noise_multiplier, noise)
     total = release(
         lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
         Gaussian(noise_multiplier),
@@ -218,7 +222,7 @@ def poisson_noisy_total(
     PrivacyConfigurationError, PrivacyBudgetExceeded
         As :func:`noisy_sum`.
     """
-    _check(dimension, bound, noise_multiplier, noise)
+    _check(dimension, None, bound, noise_multiplier, noise)
     check_rate("sampling_rate", sampling_rate)
     total = release(
         lambda address: total_of(
@@ -267,12 +271,17 @@ def secret_words(noise: NoiseSource, address: Address) -> Words:
 
 
 def _check(
-    dimension: int | None, bound: float, noise_multiplier: float, noise: NoiseSource
+    dimension: int | None,
+    nonzeros: int | None,
+    bound: float,
+    noise_multiplier: float,
+    noise: NoiseSource,
 ) -> None:
     check_bound(bound)
-    if dimension is not None and not 1 <= dimension <= MAX_DIMENSION:
+    most = MAX_DIMENSION if nonzeros is None else MAX_LENGTH
+    if dimension is not None and not 1 <= dimension <= most:
         raise PrivacyConfigurationError(
-            f"A release can have at most {MAX_DIMENSION} dimensions. Found {dimension!r}."
+            f"A release can have at most {most} dimensions. Found {dimension!r}."
         )
     check_multiplier(noise_multiplier, noise)
 

@@ -90,6 +90,7 @@ class Curator:
                 # A generator: nothing is computed before it is drawn from, which the permit allows.
                 (self._records.total(asked, bound) for asked in [of]),
                 dimension=of.dimension,
+                nonzeros=getattr(of, "nonzeros", None),
                 bound=bound,
                 noise_multiplier=noise_multiplier,
                 permit=permit,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.linalg import as_vectors, norms
+from pymc_dp.privacy.clipping import Sparse
 
 Vector = NDArray[np.float64]
 Units = NDArray[np.int64]
@@ -46,8 +47,8 @@ class Question(Protocol):
         ...
 
     # Any: a question may want more of them than most do.
-    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
-        """Chunks of the units' terms, shape (units,) or (units, dimension), in the units' order.
+    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector | Sparse]:
+        """Chunks of the units' terms, shape (units,) or (units, dimension), or sparse; in the units' order.
 
         Private, and may overflow: to be drawn from :func:`in silence
         <pymc_dp.privacy.clipping.in_silence>`. With `units`, those only.

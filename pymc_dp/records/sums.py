@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.local import Local, Psi
 from pymc_dp.linalg import norms
-from pymc_dp.privacy.clipping import clipped_sum
+from pymc_dp.privacy.clipping import Sparse, clipped_sum
 from pymc_dp.privacy.histogram import counts_of
 from pymc_dp.records.questions import Question, Units, Vector
 
@@ -81,13 +82,22 @@ class LocalRecords:
         How many will be asked for; compiled now, so that what a model lacks is found before anything is paid.
     n_units : int, optional
         Units of all processes together, if these are some of them. Default: the model's.
+    local : bool
+        Whether derivatives in what a unit sees of θ will be asked for.
     """
 
-    def __init__(self, compiled: CompiledModel, derivatives: int = 0, n_units: int | None = None):
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        derivatives: int = 0,
+        n_units: int | None = None,
+        local: bool = False,
+    ):
         self.likelihood = compiled.likelihood
         self._gradients = compiled.gradients if derivatives > 0 else None
         self._hessians = compiled.hessians if derivatives > 1 else None
         everyone = self.likelihood.n_units if n_units is None else n_units
+        self._local = compiled.local if local else None
         self.keeps_hessians = 8 * everyone * compiled.d * (compiled.d + 1) // 2 <= _KEPT_BYTES
         self._line = compiled.curvature if derivatives > 1 and not self.keeps_hessians else None
         self.first_unit = 0
@@ -97,11 +107,12 @@ class LocalRecords:
         """Drop what is kept between questions."""
         self._last = LastPoints()
         self._latest: tuple[Vector, list[Vector]] | None = None
+        self._latest_local: tuple[Psi, list[Local]] | None = None
         self.held: Any = None
         """Whatever a question wants to find again. Private, not pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "held": None}
+        return {**self.__dict__, "_latest": None, "_latest_local": None, "held": None}
 
     def of_data(
         self,
@@ -123,7 +134,7 @@ class LocalRecords:
             self.likelihood.of_data(data, unit_of_record),
             first_unit,
         )
-        for name in ("_gradients", "_hessians", "_line"):
+        for name in ("_gradients", "_hessians", "_line", "_local"):
             derivatives = getattr(self, name)
             if derivatives is not None:
                 setattr(other, name, derivatives.of(other.likelihood))
@@ -140,7 +151,7 @@ class LocalRecords:
 
     def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
         """See :class:`RecordSums`."""
-        sizes = map(norms if of.dimension is not None else np.abs, of.terms(self))
+        sizes = map(sizes_of, of.terms(self))
         return counts_of(sizes, bins_per_octave)
 
     # -- terms, for questions -----------------------------------------------------------------------
@@ -166,6 +177,26 @@ class LocalRecords:
     def curvature_along(self, theta: Vector, v: Vector) -> Vector:
         r""":math:`v^\top \nabla^2\ell_i\, v`, shape (units,), where Hessians are too many to keep."""
         return _asked(self._line)(theta, v)
+
+    def local_gradients(self, psi: Psi) -> Iterator[Local]:
+        """Chunks of the units' gradients in φ and in the rows that they use, (units, q)."""
+        return _asked(self._local).gradients(psi)
+
+    def local_hessians(self, psi: Psi) -> Iterable[Local]:
+        """Chunks of the Hessians in the same, (units, q, q). Not to be changed in place."""
+        local = _asked(self._local)
+        if 8 * self.n_units * local.q**2 > _KEPT_BYTES:
+            return local.hessians(psi)
+        if self._latest_local is None or self._latest_local[0] is not psi:
+            self._latest_local = psi, list(local.hessians(psi))
+        return self._latest_local[1]
+
+
+def sizes_of(terms: Vector | Sparse) -> Vector:
+    """Of units' terms, the Euclidean norms."""
+    if isinstance(terms, Sparse):
+        return norms(terms.values)
+    return np.abs(terms) if terms.ndim == 1 else norms(terms)
 
 
 def _asked(function: Any) -> Any:

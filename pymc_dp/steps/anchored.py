@@ -18,16 +18,14 @@ import numpy as np
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.draws import draw
 from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.verdict import NOT_ARRIVED, judge, report
+from pymc_dp.anchor.verdict import judge, report
 from pymc_dp.checks import fraction
 from pymc_dp.exceptions import (
     NoAnchorError,
     PrivacyConfigurationError,
-    PrivacyError,
     UnsupportedModelError,
 )
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.plans import Permit
@@ -35,10 +33,14 @@ from pymc_dp.privacy.purse import Purse
 from pymc_dp.progress import doing, tell
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
+from pymc_dp.steps.grouped import Drawn, draw_groups, has_groups, law_model
 from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.run import RunSettings, remember
 
 _log = logging.getLogger("pymc.dp")
+
+_ROUNDING = 1e-6
+"""Of shares that are added up to the whole budget."""
 
 
 class DPAnchored(PrivateStep):
@@ -94,8 +96,8 @@ class DPAnchored(PrivateStep):
         self._tempering = fraction("tempering", tempering, one_allowed=True)
         self._nuts_sampler = nuts_sampler
         super().__init__(vars, instead={}, shards=shards, **run)
-        d = self.compiled.d
-        if d * (d + 1) // 2 > MAX_DIMENSION:
+        d, self._grouped = self.compiled.d, has_groups(self.compiled)
+        if not self._grouped and d * (d + 1) // 2 > MAX_DIMENSION:
             raise NoAnchorError(
                 f"DPAnchored needs the Hessian in all {d} parameters, and these are too many. If there is "
                 "one for each person, integrate it out of the likelihood; a draw of it would be a release "
@@ -105,75 +107,63 @@ class DPAnchored(PrivateStep):
         self._z = self.run.multiplier_of_one() * (1 + 2.0**-40)
         self.pays(once=(Gaussian(self._z),), settings={"tempering": self._tempering})
         _ = self.compiled.likelihood  # what it lacks, other samplers miss too
+        asked = {"local": True} if self._grouped else {"derivatives": 2}
         try:
-            self._curator = self.curator(derivatives=2)
+            self._curator = self.curator(**asked)
         except UnsupportedModelError as error:
             raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
         self.anchor: Anchor | None = None
-        self._draws: Vector | None = None
+        self._draws: Any = None
 
-    def build_anchor(self) -> Anchor:
+    def build_anchor(self) -> Anchor | None:
         """Release what the law is made of, once, and draw from it; all chains of the run share it.
+
+        Returns
+        -------
+        Anchor or None
+            None for a model of many groups.
 
         Raises
         ------
         PrivacyBudgetExceeded
             If the run does not fit the ledger.
         """
-        if self.anchor is None:
+        if self._draws is None:
+            law = law_model(self.compiled) if self._grouped else None
             self.run.reserve()
             purse = Purse(self.run.charge_first(), self._z)
-            try:
-                # Floating point errors, if a user has them raised, would tell of records, or lose the run.
-                with np.errstate(all="ignore"), doing("Anchor"):
-                    self.anchor = build_anchor(
-                        PaidMeasurements(self._curator, purse),
-                        self.log_public,
-                        self.compiled.parameters.start,
-                        tempering=self._tempering,
-                        on_progress=lambda what: tell(f"Anchor: {what}"),
-                    )
-                    tell("Anchor: drawing from what was released")
-                    self._draws = draw(
-                        self.anchor.posterior,
-                        self.log_public,
-                        self.iterations,
-                        self.run.chains,
-                        self._nuts_sampler,
-                    )
-            except (np.linalg.LinAlgError, OverflowError):  # of released numbers
-                raise PrivacyError(self._give_up(purse)) from None
-            self._judge(self.anchor, purse)
+            measure = PaidMeasurements(self._curator, purse)
+            # Floating point errors, if a user has them raised, would tell of records, or lose the run.
+            with np.errstate(all="ignore"), doing("Anchor"):
+                if law is None:
+                    found = self._look(measure)
+                else:
+                    found = draw_groups(
+                        measure, law, tempering=self._tempering, draws=self.iterations,
+                        chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
+                    )  # fmt: skip
+            if purse.spent < 1 - _ROUNDING:  # a search that was lost
+                self.ledger.settle(self.guarantee.first_plan, purse.close())
+            for warning in found.warnings:
+                _log.warning("%s", warning)
+            self.run.guarantee = replace(self.guarantee, measured=found.measured)
+            remember(self)
+            self._draws = found.draws
         return self.anchor
 
-    def _judge(self, anchor: Anchor, purse: Purse) -> None:
-        labels = self.compiled.parameters.labels
-        verdict = judge(anchor, labels, self.compiled.parameters.largest)
-        for warning in verdict.warnings:
-            _log.warning("%s", warning)
-        measured = report(anchor, labels, verdict.usable)
-        if purse.spent < 1 - 1e-6:
-            self._settle(purse)
-        self.run.guarantee = replace(self.guarantee, measured=measured)
-        remember(self)
-
-    def _settle(self, purse: Purse) -> tuple[float, bool]:
-        """What was spent, as ε, and whether the rest was given back."""
-        released = purse.close() or self.guarantee.once
-        given_back = self.run.ledger.settle(self.guarantee.first_plan, released)
-        return composed_epsilon(released, self.run.delta), given_back
-
-    def _give_up(self, purse: Purse) -> str:
-        spent, given_back = self._settle(purse)
-        return (
-            f"{NOT_ARRIVED}: its noisy equations have no solution. It has spent ε = {spent:.3g} "
-            f"(δ = {self.run.delta:.3g}), and "
-            + (
-                "the rest is not charged."
-                if given_back
-                else "the ledger keeps the whole run as charged."
-            )
+    def _look(self, measure: PaidMeasurements) -> Drawn:
+        parameters = self.compiled.parameters
+        self.anchor = anchor = build_anchor(
+            measure,
+            self.log_public,
+            parameters.start,
+            tempering=self._tempering,
+            on_progress=_tell,
         )
+        _tell("drawing from what was released")
+        drawn = draw(anchor, self.log_public, self.iterations, self.run.chains, self._nuts_sampler)
+        verdict = judge(anchor, parameters.labels, parameters.largest)
+        return Drawn(drawn, report(anchor, parameters.labels, verdict.usable), verdict.warnings)
 
     def prepare(self) -> None:
         """Release the anchor."""
@@ -181,10 +171,11 @@ class DPAnchored(PrivateStep):
 
     def summary(self) -> list[str]:
         """See :class:`~pymc_dp.steps.host.PrivateStep`."""
-        return [f"tilt {float(self.guarantee.measured['tilt']):.2f} posterior sds"]
+        tilt = self.guarantee.measured.get("tilt")
+        return [] if tilt is None else [f"tilt {float(tilt):.2f} posterior sds"]
 
     def _check_unchanged(self) -> None:
-        if self.anchor is None and multiprocessing.parent_process() is not None:
+        if self._draws is None and multiprocessing.parent_process() is not None:
             raise PrivacyConfigurationError(
                 "The chains of a run share one anchor, which must exist before they start in processes "
                 "of their own. Call `step.build_anchor()` before `pm.sample`, or use `pymc_dp.sample`, "
@@ -197,6 +188,9 @@ class DPAnchored(PrivateStep):
 
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
         self.build_anchor()
-        assert self._draws is not None
         drawn = self._draws[self.slot, permit.iteration]
         return drawn, {"accepted": True, "accept_rate": 1.0, "scale": math.nan}
+
+
+def _tell(what: str) -> None:
+    tell(f"Anchor: {what}")

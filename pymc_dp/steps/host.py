@@ -178,19 +178,21 @@ class PrivateStep(BlockedStep):
         )
         remember(self)
 
-    def curator(self, derivatives: int = 0) -> Curator:
+    def curator(self, derivatives: int = 0, local: bool = False) -> Curator:
         """Whom to ask about the records, wherever they are. Compiles what that takes.
 
         Parameters
         ----------
         derivatives : {0, 1, 2}
             Of the log-likelihood, how many will be asked for.
+        local : bool
+            Whether derivatives in what a unit sees of θ will be.
         """
         records: RecordSums = (
-            local := LocalRecords(self.compiled, derivatives, self.roles.n_units)
+            held := LocalRecords(self.compiled, derivatives, self.roles.n_units, local)
         )
         if self._shards is not None:
-            records = ShardedRecords(self._shards, local, self.compiled.parameters.start)
+            records = ShardedRecords(self._shards, held, self.compiled.parameters.start)
         return Curator(records, self.run.noise, self.run.neighbours)
 
     def needs_public_size(self, why: str) -> None:

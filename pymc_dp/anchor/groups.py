@@ -1,0 +1,240 @@
+r"""Looks at a model whose records each use one row of some tables, and the law that they leave.
+
+A record's gradient in :math:`\psi = (\varphi, \alpha)` is :math:`(x_i, a_i)`, :math:`a_i` in the rows that
+it uses. Its norm does not depend on which rows these are, nor on how many rows there are, and so neither
+does the noise in every entry of the sum. Hyperparameters are in no record's term: their law is the prior's,
+given ψ.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_dp.anchor.group_draws import LawModel, Mode
+from pymc_dp.anchor.group_law import GroupLaw, Information, informed, pooled
+from pymc_dp.anchor.group_looks import Curvature, GroupLooks, Slope
+from pymc_dp.linalg import Vector
+from pymc_dp.records.grouped import Frame
+from pymc_dp.records.measurements import Measurements
+
+
+class SearchLost(Exception):
+    """A search ended far from where the groups are."""
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """Constants: nobody has to set them. Shares are of the whole budget, in μ²."""
+
+    far: float = 0.006
+    """Share of a look from afar: it sees the common parameters, and of the groups little but their mean."""
+    far_most: int = 8
+    """Looks from afar, at most."""
+    near: tuple[float, ...] = (0.04, 0.08, 0.16, 0.28, 0.44)
+    """Of what is left, the looks from nearby. Each is at a better place than the one before: what a look
+    says of a group is the less worth the further from it the group was thought to be."""
+    arrived: float = 0.2
+    """A move this long, in a record's own standard deviations, is from nearby."""
+    trust: float = 1.0
+    """Longest move, in the same."""
+    lost: float = 0.35
+    """Where the last move was longer than that, nothing was found."""
+    curvature: float = 0.25
+    """Of a look, the Hessian's part."""
+    rows: float = 0.5
+    """Of that, the rows' part."""
+    cross: float = 0.35
+    """The part of what couples φ with rows: where groups differ in their covariates, slopes rest on it."""
+    common: float = 0.15
+    """φ's part."""
+    tables: float = 0.05
+    """What couples tables: a few numbers."""
+    counts_fine: float = 0.002
+    """A histogram's noise, per bin, as a part of the units, where the bound decides the noise that is left."""
+    counts_rough: float = 0.01
+    """The same, of the others."""
+    kept: float = 0.99
+    """Quantile up to which Hessians are not clipped."""
+    kept_afar: float = 0.95
+    """Quantile up to which gradients of a look from afar are not clipped."""
+    length: float = 0.998
+    """Quantile that stands for a gradient's length in one part of ψ."""
+    guesses: int = 3
+    """How often the law's noise is computed anew at the law's own mode."""
+
+
+SETTINGS = GroupSettings()
+"""The ones in use."""
+
+
+class GroupPosterior(NamedTuple):
+    """What looks have found.
+
+    Parameters
+    ----------
+    law : GroupLaw
+    mode : Mode
+        Of the law with the prior.
+    tilts : ndarray, shape (n,)
+        How far privacy noise moves every entry of ψ, in standard deviations.
+    looks : int
+    """
+
+    law: GroupLaw
+    mode: Mode
+    tilts: Vector
+    looks: int
+
+
+def look_at_groups(
+    measure: Measurements,
+    model: LawModel,
+    tempering: float = 1.0,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> GroupPosterior:
+    """Find the law of ψ, and spend everything on it.
+
+    Parameters
+    ----------
+    measure : Measurements
+        Asked for everything that is known of data, and spent afterwards.
+    model : LawModel
+        Takes the law for draws.
+    tempering : float
+        T.
+    on_progress : callable, optional
+        Told what is being done. Gets public text only.
+
+    Raises
+    ------
+    SearchLost
+        If the last look still moved far.
+    LinAlgError
+        If the noisy equations have no solution.
+
+    Notes
+    -----
+    **Releases**, each of a function of one unit's record and of earlier releases: histograms, sums of clipped
+    gradients in ψ, and sums of parts of clipped Hessians. **Guarantee**: together one Gaussian release of the
+    budget's multiplier.
+    """
+    return _Run(measure, model, tempering).all(on_progress)
+
+
+class _Run:
+    def __init__(self, measure: Measurements, model: LawModel, tempering: float):
+        s, shape, n = SETTINGS, model.shape, measure.n_units
+        self.measure, self.model, self.shape = measure, model, shape
+        # As many histograms as a look has may take half of one from afar.
+        most = s.far / 2 / (6 + sum(columns for _, columns in shape.tables))
+        self.rough = min(self._share_of_counts(s.counts_rough), most)
+        self.fine = min(self._share_of_counts(s.counts_fine), s.near[0] / 8)
+        self.looks = GroupLooks(measure, shape, tempering, self.rough)
+        model.reset()
+        self.mode = model.mode()
+        self.root_n = math.sqrt(n)
+        sds = model.common_sds
+        self.frame = Frame(np.diag(sds), tuple(np.ones(r) for _, r in shape.tables))
+        self.prior = np.concatenate([sds, self.mode.prior_sds[shape.p :]])
+        self.curvatures: list[Curvature] = []
+        self.slopes: list[Slope] = []
+        self.n_looks, self.held_back = 0, np.zeros(shape.n)
+        self.rng = np.random.default_rng(0)  # public: where to look
+        self.variances = np.minimum(self.prior**2, 1e6)
+
+    def _share_of_counts(self, part: float) -> float:
+        """What a histogram with this noise costs."""
+        at_one = self.measure.count_sd(1.0) / (part * self.measure.n_units)
+        return float(np.clip(at_one**2, 2e-5, 0.002))
+
+    def all(self, on_progress: Callable[[str], None]) -> GroupPosterior:
+        """Look from afar, and then from nearby."""
+        s, moved = SETTINGS, math.inf
+        for k in range(s.far_most):
+            if k >= 2 and moved <= s.arrived * self.root_n:
+                break
+            self.curvatures, self.slopes = [], []
+            moved = self.look(s.far, self.rough, s.kept_afar)
+            on_progress(f"look {self.n_looks} from afar")
+        self.curvatures, self.slopes = [], []
+        left = 1 - self.measure.spent
+        for k, part in enumerate(s.near):
+            last = k + 1 == len(s.near)
+            moved = self.look(1 - self.measure.spent if last else part * left, self.fine, 0.0)
+            on_progress(f"look {self.n_looks}")
+        if not moved <= s.lost * self.root_n:
+            raise SearchLost(f"after {self.n_looks} looks it still moved far")
+        return GroupPosterior(self.law, self.mode, self.law.tilts(self.prior), self.n_looks)
+
+    def look(self, share: float, counts: float, kept: float) -> float:
+        """Look where ψ may be, and think again: how far that has moved, in sds.
+
+        Groups are drawn: at their means they would be less spread than they are, and what all records share
+        would be measured as if they were.
+        """
+        s, psi = SETTINGS, self.model.groups_drawn(self.rng) + self.held_back
+        at, shape, before = self.shape.psi(psi), self.shape, self.measure.spent
+        parts = {"rows": s.rows, "cross": s.cross, "common": s.common, "tables": s.tables}
+        self.curvatures.append(
+            self.looks.curvature(at, self.frame, s.curvature * share, parts, s.kept)
+        )
+        information = informed(self.curvatures, shape)
+        of_common, of_columns = self.looks.lengths(at, information.V, s.length)
+        frame = self._balanced(information, of_common, of_columns)
+        rest = share - (self.measure.spent - before) - counts
+        self.slopes.append(self.looks.slope(psi, at, frame, rest, kept, counts))
+        self.frame = Frame(
+            information.V, tuple(1 / np.sqrt(w) for w in self._per_unit(information))
+        )
+        self.n_looks += 1
+        return self._think(information)
+
+    def _per_unit(self, information: Information) -> list[Vector]:
+        """Information of a record about the entries of its row, on average."""
+        rows = self.shape.parts(information.J.diagonal)[1:]
+        return [np.maximum(r.sum(axis=0) / self.measure.n_units, 1e-12) for r in rows]
+
+    def _balanced(
+        self, information: Information, of_common: float, of_columns: list[Vector]
+    ) -> Frame:
+        """Scales that divide noise among φ and tables, so that variances relative to posteriors' add up least.
+
+        A part with gradients of length q and posterior variance c gets noise of variance proportional to
+        q / √c.
+        """
+        rows = self.shape.parts(information.J.diagonal)[1:]
+        priors = self.shape.parts(self.prior)[1:]
+        variances = [
+            np.mean(1 / (np.maximum(r, 0.0) + 1 / p**2 + 1e-300), axis=0)
+            for r, p in zip(rows, priors, strict=True)
+        ]
+        total = of_common + sum(
+            float(q @ np.sqrt(c)) for q, c in zip(of_columns, variances, strict=True)
+        )
+        scales = tuple(
+            1 / np.sqrt(q / np.sqrt(c) * total) for q, c in zip(of_columns, variances, strict=True)
+        )
+        return Frame(information.V / math.sqrt(of_common * total or 1.0), scales)
+
+    def _think(self, information: Information) -> float:
+        """The law of all looks that count, and its mode: as far away as it may be trusted."""
+        s, shape, n = SETTINGS, self.shape, self.measure.n_units
+        psi = self.mode.psi + self.held_back
+        mode, prior = psi, self.prior
+        variances = self.variances
+        for _ in range(s.guesses):
+            law = pooled(self.slopes, information, shape, n, psi, mode, variances)
+            self.model.put(law.centre, law.k, law.K)
+            self.mode = self.model.mode()
+            prior = np.concatenate([prior[: shape.p], self.mode.prior_sds[shape.p :]])
+            mode, variances = self.mode.psi, law.variances(prior)
+        self.law, self.prior, self.variances = law, prior, variances
+        step = self.mode.psi - psi
+        moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
+        if not moved < math.inf:
+            raise SearchLost(f"look {self.n_looks} led nowhere")
+        self.held_back = step * (min(1.0, s.trust * self.root_n / max(moved, 1e-300)) - 1)
+        return moved

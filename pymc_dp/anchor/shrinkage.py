@@ -1,0 +1,76 @@
+"""What noisy numbers of many groups say of each: empirical Bayes, with the noise known."""
+
+import numpy as np
+
+from pymc_dp.linalg import Vector
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
+_PLAIN = 5.0
+"""In standard deviations of the noise: a positive number this large is taken as it is. The nodes of the
+quadrature are too coarse there."""
+_EXTREME = 0.2
+"""What is expected of a group is no further from the mean of all than this factor."""
+_CANDIDATES = np.concatenate([[0.0], np.geomspace(1e-4, 10.0, 60)])
+"""Spreads of ratios, in units of their common size."""
+
+
+def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
+    r"""Positive numbers that were seen with noise: posterior means and variances.
+
+    Under :math:`x_k = m_k r_k`, :math:`m_k = z_k^\top\gamma` by least squares, r log-normal with mean 1 and
+    the spread that all of them have beyond the noise's.
+
+    Parameters
+    ----------
+    x : ndarray, shape (groups,)
+    sd : float
+        Standard deviation of the noise in each.
+    Z : ndarray, shape (groups, k)
+        What they may depend on, 1 first.
+    """
+    overall = max(float(x.mean()), sd / np.sqrt(len(x)), 1e-300)
+    fitted = Z @ np.linalg.lstsq(Z, x, rcond=None)[0]
+    m = np.clip(fitted, _EXTREME * overall, overall / _EXTREME)
+    variance = max((float(np.mean((x - m) ** 2)) - sd * sd) / float(np.mean(m * m)), 0.3**2)
+    spread = np.sqrt(np.log1p(variance))
+    values = m[:, None] * np.exp(-(spread**2) / 2 + spread * _NODES)
+    log_likelihood = -(((x[:, None] - values) / max(sd, 1e-300)) ** 2) / 2
+    weights = np.exp(log_likelihood - log_likelihood.max(axis=1, keepdims=True)) * _WEIGHTS
+    weights /= weights.sum(axis=1, keepdims=True)
+    first = (weights * values).sum(axis=1)
+    second = np.maximum((weights * values**2).sum(axis=1) - first**2, 0.0)
+    plain = np.clip((x / max(sd, 1e-300) - _PLAIN + 2) / 2, 0.0, 1.0)
+    return plain * x + (1 - plain) * first, plain * sd * sd + (1 - plain) * second
+
+
+def shrunk_ratios(x: Vector, t: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
+    r"""Numbers :math:`x_k = t_k \rho_k` that were seen with noise: posterior means and variances.
+
+    Under :math:`\rho_k \sim \mathcal N(z_k^\top \gamma, V)`, averaged over V as far as it is likely: moments would
+    let the few largest groups decide, and the most likely V, which may be 0, would make all of this sure.
+
+    Parameters
+    ----------
+    x : ndarray, shape (groups,)
+    t : ndarray, shape (groups,)
+        Sizes of the groups, positive.
+    sd : float
+        Standard deviation of the noise in each.
+    Z : ndarray, shape (groups, k)
+        What ratios may depend on.
+    """
+    noise, unit = sd * sd, float(np.sqrt(np.mean(t**2)))
+    spreads = (_CANDIDATES * max(np.abs(x).mean() / unit, sd / unit)) ** 2
+    found = []
+    for V in spreads:
+        total = t**2 * V + noise + 1e-300
+        X = Z * (t / total)[:, None]
+        gamma = np.linalg.lstsq(X.T @ (Z * t[:, None]), X.T @ x, rcond=None)[0]
+        common = t * (Z @ gamma)
+        fit = -float((np.log(total) + (x - common) ** 2 / total).sum()) / 2
+        found.append((fit, common + t**2 * V / total * (x - common), t**2 * V * noise / total))
+    weights = np.exp(np.array([fit for fit, _, _ in found]) - max(fit for fit, _, _ in found))
+    weights /= weights.sum()
+    means, variances = (np.array([one[k] for one in found]) for k in (1, 2))
+    mean = weights @ means
+    return mean, weights @ (variances + (means - mean) ** 2)

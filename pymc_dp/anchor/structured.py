@@ -1,0 +1,84 @@
+"""Symmetric matrices that are small blocks on the diagonal, and something of low rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dp.linalg import Vector
+
+
+@dataclass(frozen=True)
+class Structured:
+    r""":math:`B + U M U^\top`, B block-diagonal.
+
+    Parameters
+    ----------
+    blocks : sequence of ndarray, shape (count, r, r)
+        Of B, in order: `count` blocks of the same size r, then those of the next size.
+    U : ndarray, shape (d, l)
+    M : ndarray, shape (l, l)
+        Symmetric.
+    """
+
+    blocks: Sequence[Vector]
+    U: Vector
+    M: Vector
+
+    def parts(self, x: Vector) -> list[Vector]:
+        """Shape (d, ...), cut into (count, r, ...)."""
+        parts, start = [], 0
+        for block in self.blocks:
+            count, r, _ = block.shape
+            parts.append(x[start : start + count * r].reshape(count, r, *x.shape[1:]))
+            start += count * r
+        return parts
+
+    def of_blocks(self, x: Vector) -> Vector:
+        """B x, for x of shape (d,) or (d, k)."""
+        return np.concatenate([
+            np.einsum("nij,nj...->ni...", block, part).reshape(part.shape[0] * part.shape[1], *x.shape[1:])
+            for block, part in zip(self.blocks, self.parts(x), strict=True)
+        ])  # fmt: skip
+
+    def __matmul__(self, x: Vector) -> Vector:
+        return self.of_blocks(x) + self.U @ (self.M @ (self.U.T @ x))
+
+    @property
+    def diagonal(self) -> Vector:
+        """Shape (d,)."""
+        own = [np.diagonal(block, axis1=1, axis2=2).ravel() for block in self.blocks]
+        return np.asarray(np.concatenate(own) + np.einsum("dl,lk,dk->d", self.U, self.M, self.U))
+
+    @property
+    def dense(self) -> Vector:
+        """Shape (d, d)."""
+        return self @ np.eye(len(self.U))
+
+    def plus(self, blocks: Sequence[Vector], sign: float = 1.0) -> "Structured":
+        """With blocks of the same sizes added to its own."""
+        summed = [a + sign * b for a, b in zip(self.blocks, blocks, strict=True)]
+        return Structured(summed, self.U, self.M)
+
+    def between(self, blocks: Sequence[Vector]) -> "Structured":
+        """S self S, for a block-diagonal symmetric S."""
+        S = Structured(blocks, self.U, self.M)
+        own = [s @ b @ s for s, b in zip(blocks, self.blocks, strict=True)]
+        return Structured(own, S.of_blocks(self.U), self.M)
+
+    def combined(self, other: "Structured") -> "Structured":
+        """The sum of both."""
+        k, both = len(self.M), len(self.M) + len(other.M)
+        M = np.zeros((both, both))
+        M[:k, :k], M[k:, k:] = self.M, other.M
+        blocks = self.plus(other.blocks).blocks
+        return Structured(blocks, np.hstack([self.U, other.U]), M)
+
+    @property
+    def inverse(self) -> "Structured":
+        """By Woodbury's formula, of the same form."""
+        own = [np.asarray(np.linalg.inv(block), np.float64) for block in self.blocks]
+        U = Structured(own, self.U, self.M).of_blocks(self.U)
+        G = self.U.T @ U
+        M = -self.M @ np.linalg.inv(np.eye(len(G)) + G @ self.M)
+        return Structured(own, U, (M + M.T) / 2)

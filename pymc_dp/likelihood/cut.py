@@ -1,0 +1,277 @@
+r"""What the likelihood sees of θ: a few common numbers, and for every record its own row of some tables.
+
+In a hierarchical model :math:`\ell_i` depends on θ only through
+
+.. math:: \psi(\theta) = (\varphi, \alpha), \qquad
+    \ell_i(\theta) = \ell_i(\varphi, \alpha_{k(i)}),
+
+α a table of a row per group of which record i uses one. Which row is private; that it is one can be read
+from the graph, and is public. Hyperparameters are not in ψ: they are in no record's term.
+"""
+
+import math
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.graph.basic import Constant, Variable, equal_computations
+from pytensor.graph.replace import clone_replace
+from pytensor.scalar.basic import Add, Clip
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape, Shape_i
+
+from pymc_dp.compat import ancestors, graph_inputs, index_axes, io_toposort
+from pymc_dp.likelihood.compilation import rebuilt
+from pymc_dp.likelihood.record_graph import RecordGraph
+
+
+class Table(NamedTuple):
+    """A table of which a record uses one row.
+
+    Parameters
+    ----------
+    index : Variable, shape (records,)
+        The row of every record, as a function of the records.
+    sources : list of Variable
+        Of θ: what its columns are made of, each of shape (groups,) or (groups, columns).
+    gathered : list of Variable
+        What the log-likelihood has in their place: the rows of the records.
+    groups, columns : int
+    """
+
+    index: Variable
+    sources: list[Variable]
+    gathered: list[Variable]
+    groups: int
+    columns: int
+
+
+class Cut(NamedTuple):
+    """The likelihood's view of θ.
+
+    Parameters
+    ----------
+    graph : RecordGraph
+        That was cut.
+    log_likelihood : Variable, shape (records,)
+        Of `common`, of the tables' gathered rows, and of the records.
+    common : list of Variable
+        Inputs in place of `common_sources`.
+    common_sources : list of Variable
+        What all records use, as functions of θ.
+    tables : list of Table
+    p : int
+        Length of φ.
+    """
+
+    graph: RecordGraph
+    log_likelihood: Variable
+    common: list[Variable]
+    common_sources: list[Variable]
+    tables: list[Table]
+    p: int
+
+    @property
+    def psi(self) -> list[Variable]:
+        """φ of shape (p,), and the tables, each of shape (groups, columns), as functions of θ."""
+        common = [v.ravel() for v in self.common_sources]
+        return [
+            pt.concatenate(common) if common else pt.zeros(0),
+            *(pt.concatenate(list(map(_as_table, t.sources)), axis=1) for t in self.tables),
+        ]
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Groups and columns of every table."""
+        return [(table.groups, table.columns) for table in self.tables]
+
+
+def find_cut(graph: RecordGraph) -> Cut | None:
+    """Cut the log-likelihood's graph where it chooses among parameters.
+
+    Returns
+    -------
+    Cut or None
+        None if there is no table, or if a table is used in another way too.
+    """
+    rows = set(graph.rows)
+    log_likelihood = _terms_apart(graph.log_likelihood, graph.theta, rows)
+    found = _gathers(log_likelihood, graph.theta, rows)
+    used = {
+        v
+        for node in io_toposort(list(graph_inputs([log_likelihood])), [log_likelihood])
+        if node.outputs[0] not in found
+        for v in node.inputs
+    }
+    found = {v: table for v, table in found.items() if v in used}
+    tables: list[Table] = []
+    stand_ins: dict[Variable, Variable] = {}
+    for gathered, (source, index) in found.items():
+        groups, columns = int(source.type.shape[0]), math.prod(source.type.shape[1:])
+        for k, t in enumerate(tables):
+            if t.groups == groups and equal_computations([t.index], [index]):
+                known = [v for v, s in zip(t.gathered, t.sources, strict=True) if _equal(s, source)]
+                stand_ins[gathered] = known[0] if known else gathered.type()
+                if not known:
+                    t.sources.append(source)
+                    t.gathered.append(stand_ins[gathered])
+                    tables[k] = t._replace(columns=t.columns + columns)
+                break
+        else:
+            stand_ins[gathered] = gathered.type()
+            tables.append(Table(index, [source], [stand_ins[gathered]], groups, columns))
+    if not tables:
+        return None
+    rest, *values = clone_replace([log_likelihood, *graph.values], stand_ins, rebuild_strict=False)
+    sources = _common(rest, graph.theta, values, rows | set(stand_ins.values()))
+    inputs = {v: v.type() for v in sources}
+    (rest,) = clone_replace([rest], inputs, rebuild_strict=False)
+    if graph.theta in ancestors([rest]):
+        return None
+    sizes = [_size(v) for v in sources]
+    return Cut(graph, rest, list(inputs.values()), sources, tables, sum(sizes))
+
+
+def rows_of(index: NDArray[np.float64], groups: int) -> NDArray[np.int64]:
+    """Row numbers from whole numbers that may be negative, or out of range: then the nearest."""
+    index = np.clip(index, -groups, groups - 1).astype(np.int64)
+    return np.where(index < 0, index + groups, index)
+
+
+def _equal(a: Variable, b: Variable) -> bool:
+    return bool(equal_computations([a], [b]))
+
+
+def _as_table(source: Variable) -> Variable:
+    return source[:, None] if source.type.ndim == 1 else source.reshape((source.type.shape[0], -1))
+
+
+def _size(v: Variable) -> int:
+    return math.prod(v.type.shape)
+
+
+def _reached(output: Variable, starts: Collection[Variable]) -> set[Variable]:
+    """What is computed from `starts`; a length tells nothing of values."""
+    reached = set(starts)
+    for node in io_toposort(list(graph_inputs([output])), [output]):
+        if reached.intersection(node.inputs) and not isinstance(node.op, Shape | Shape_i):
+            reached.update(node.outputs)
+    return reached
+
+
+def _terms_apart(output: Variable, theta: Variable, rows: set[Variable]) -> Variable:
+    """In sums, add what all records share to a table that they read from: it is a number less in φ."""
+    read, rowwise = _gathers(output, theta, rows), _reached(output, rows)
+
+    def rule(node: Any, inputs: list[Variable]) -> Variable | None:
+        if not isinstance(getattr(node.op, "scalar_op", None), Add):
+            return None
+        shared = [new for v, new in zip(node.inputs, inputs, strict=True) if _shared(v, rowwise)]
+        tables = [new for v, new in zip(node.inputs, inputs, strict=True) if v in read]
+        rest = [v for v in inputs if v not in shared and v not in tables[:1]]
+        if not shared or not tables or not rest:
+            return None
+        return pt.add(pt.add(*shared, tables[0]), *rest)
+
+    return rebuilt(output, rule)
+
+
+def _gathers(
+    output: Variable, theta: Variable, rows: set[Variable]
+) -> dict[Variable, tuple[Variable, Variable]]:
+    """Rows that records read from what depends on θ alone: the table and the index of each.
+
+    What is done to them with numbers that all records share is done to the table instead:
+    ``mu + tau * z[k]`` reads ``(mu + tau * z)[k]``.
+    """
+    rowwise, of_theta = _reached(output, rows), _reached(output, {theta})
+    read: dict[Variable, tuple[Variable, Variable]] = {}
+    for node in io_toposort(list(graph_inputs([output])), [output]):
+        out = node.outputs[0]
+        if (gather := _gather(node, rowwise, of_theta)) is not None:
+            read[out] = gather
+        elif isinstance(node.op, Elemwise) and any(v in read for v in node.inputs):
+            indices = [read[v][1] for v in node.inputs if v in read]
+            if all(v in read or _shared(v, rowwise) for v in node.inputs) and equal_computations(
+                indices, [indices[0]] * len(indices)
+            ):
+                table = node.clone_with_new_inputs(
+                    [read[v][0] if v in read else v for v in node.inputs], strict=False
+                ).outputs[0]
+                if None not in table.type.shape and table.dtype == "float64":
+                    read[out] = table, indices[0]
+    return read
+
+
+def _shared(v: Variable, rowwise: Collection[Variable]) -> bool:
+    return v not in rowwise and (v.type.ndim == 0 or v.type.broadcastable[0])
+
+
+def _gather(
+    node: Any, rowwise: Collection[Variable], of_theta: Collection[Variable]
+) -> tuple[Variable, Variable] | None:
+    axes = index_axes(node)
+    if len(axes) != 1 or axes[0][1] != 0:
+        return None
+    source, index = node.inputs[0], node.inputs[axes[0][0]]
+    others = [v for k, v in enumerate(node.inputs) if k not in (0, axes[0][0])]
+    whole = all(isinstance(v, Constant) and v.data == slice(None) for v in others)
+    usable = (
+        whole
+        and index.type.ndim == 1
+        and node.outputs[0].type.ndim == source.type.ndim
+        and None not in source.type.shape
+        and source.type.dtype == "float64"
+    )
+    if not usable or source in rowwise or source not in of_theta:
+        return None
+    if index not in rowwise or index in of_theta:
+        return None
+    return source, _unclipped(index)
+
+
+def _unclipped(index: Variable) -> Variable:
+    """The index itself, of one that :func:`keep_indices_in_range` has clipped: :func:`rows_of` does it too."""
+    clip = index.owner.inputs[0] if index.owner is not None else None
+    if clip is not None and isinstance(
+        getattr(getattr(clip.owner, "op", None), "scalar_op", None), Clip
+    ):
+        return clip.owner.inputs[0]
+    if isinstance(getattr(getattr(index.owner, "op", None), "scalar_op", None), Clip):
+        return index.owner.inputs[0]
+    return index
+
+
+def _common(
+    output: Variable, theta: Variable, free: list[Variable], varying: set[Variable]
+) -> list[Variable]:
+    """Where to cut off what all records use: at the free variables, or later where that is narrower.
+
+    Before transforms, the likelihood is closer to normal; behind ``tau * z``, there is no τ.
+    """
+    nodes = list(io_toposort(list(graph_inputs([output])), [output]))
+    rowwise = _reached(output, varying)
+    of_theta = _reached(output, {theta})
+    used = [
+        v
+        for node in nodes
+        if rowwise.intersection(node.outputs) and not isinstance(node.op, Shape | Shape_i)
+        for v in node.inputs
+    ]
+    edge = list(dict.fromkeys(v for v in used if v in of_theta and v not in rowwise))
+    behind = {v: [x for x in free if x in set(ancestors([v]))] for v in edge}
+    parts: list[Variable] = []
+    while edge:  # those that share free variables are cut together
+        together, values = [edge.pop()], set()
+        values.update(behind[together[0]])
+        while joined := [v for v in edge if values.intersection(behind[v])]:
+            together += joined
+            edge = [v for v in edge if v not in joined]
+            values.update(*(behind[v] for v in joined))
+        first = [x for x in free if x in values]
+        numbers = all(None not in v.type.shape and v.dtype == "float64" for v in together)
+        early = not numbers or sum(map(_size, first)) <= sum(map(_size, together))
+        parts += first if early else together
+    return parts

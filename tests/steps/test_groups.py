@@ -1,0 +1,522 @@
+"""Models of many groups: what is cut, what is summed, what is learnt, and what it rests on."""
+
+import functools
+from typing import ClassVar
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytest
+
+import pymc_dp as dp
+from pymc_dp.anchor import groups
+from pymc_dp.anchor.group_law import GroupLaw
+from pymc_dp.anchor.search import SearchLost
+from pymc_dp.anchor.shrinkage import shrunk_positive, shrunk_ratios
+from pymc_dp.anchor.structured import Structured
+from pymc_dp.exceptions import PrivacyError
+from pymc_dp.likelihood.local import Psi
+from pymc_dp.linalg import as_vectors
+from pymc_dp.privacy.clipping import RESOLUTION, Sparse, add_clipped, clipped_sum
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.noise import InsecureSeededNoise
+from pymc_dp.privacy.plans import Permit
+from pymc_dp.privacy.purse import Purse
+from pymc_dp.records.grouped import Frame, GroupGradient, GroupHessian
+from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.sums import LocalRecords
+from pymc_dp.steps.anchored import DPAnchored
+from pymc_dp.steps.grouped import draw_groups, has_groups, law_model
+
+FAST = {"mode": "FAST_COMPILE"}
+N, M, P = 120, 7, 2
+
+
+@functools.cache
+def data():
+    rng = np.random.default_rng(1)
+    return (
+        rng.integers(M, size=N),
+        rng.integers(5, size=N),
+        rng.normal(size=(N, P)),
+        rng.integers(2, size=N),
+    )
+
+
+def model_of(kind):
+    k, j, x, y = data()
+    with pm.Model() as model:
+        mu, tau, beta = pm.Normal("mu"), pm.HalfNormal("tau"), pm.Normal("beta", shape=P)
+        K, J, X = pm.Data("K", k), pm.Data("J", j), pm.Data("X", x)
+        if kind == "centred":
+            eta = X @ beta + pm.Normal("a", mu, tau, shape=M)[K]
+        elif kind == "non-centred":
+            eta = mu + tau * pm.Normal("z", shape=M)[K] + X @ beta
+        elif kind == "deterministic":
+            a = pm.Deterministic("a", mu + tau * pm.Normal("z", shape=M))
+            eta = a[K] + X @ beta
+        elif kind == "slopes":
+            slope = pm.Normal("slope", 0, tau, shape=M)
+            eta = X @ beta + pm.Normal("a", mu, tau, shape=M)[K] + slope[K] * X[:, 0]
+        elif kind == "rows":
+            eta = X @ beta + (pm.Normal("a", mu, tau, shape=(M, P))[K] * X).sum(axis=1)
+        elif kind == "crossed":
+            a, b = pm.Normal("a", 0, tau, shape=M), pm.Normal("b", 0, tau, shape=5)
+            eta = mu + X @ beta + a[K] + b[J]
+        elif kind == "flat":
+            eta = mu * tau + X @ beta
+        elif kind == "pairs":
+            a = pm.Normal("a", mu, tau, shape=M)
+            eta = X @ beta + a[K] * a[J % M]
+        pm.Bernoulli("y", logit_p=eta, observed=pm.Data("Y", y))
+    return model
+
+
+@functools.cache
+def compiled(kind):
+    return dp.compile(model_of(kind), compile_kwargs=FAST)
+
+
+@functools.cache
+def psi_function(kind):
+    cut = compiled(kind).cut
+    return pytensor.function([cut.graph.theta], cut.psi, mode="FAST_COMPILE")
+
+
+def psi_at(kind, theta):
+    common, *tables = psi_function(kind)(theta)
+    return Psi(common, tables)
+
+
+@functools.cache
+def records_of(kind):
+    return LocalRecords(compiled(kind), local=True)
+
+
+def some_theta(kind):
+    space = compiled(kind).parameters
+    return space.start + 0.3 * np.random.default_rng(2).normal(size=space.d)
+
+
+def some_frame(kind):
+    rng, cut = np.random.default_rng(3), compiled(kind).cut
+    V = np.eye(cut.p) + 0.2 * rng.normal(size=(cut.p, cut.p))
+    return Frame(V, tuple(0.5 + rng.random(r) for _, r in cut.shapes))
+
+
+def dense(terms, dimension):
+    """The vectors with all their zeros, of sparse terms."""
+    chunks = []
+    for chunk in terms:
+        if isinstance(chunk, Sparse):
+            full = np.zeros((len(chunk.values), dimension))
+            np.put_along_axis(full, chunk.places, chunk.values, axis=1)
+            chunk = full
+        chunks.append(chunk)
+    return np.concatenate(chunks)
+
+
+CUT = {
+    "centred": (P, [(M, 1)]),
+    "non-centred": (P, [(M, 1)]),
+    "deterministic": (P, [(M, 1)]),
+    "slopes": (P, [(M, 2)]),
+    "rows": (P, [(M, 2)]),
+    "crossed": (P, [(5, 1), (M, 1)]),
+}
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_hyperparameters_are_in_no_term(kind):
+    cut = compiled(kind).cut
+    assert (cut.p, sorted(cut.shapes)) == CUT[kind]
+
+
+def test_no_cut_without_groups():
+    assert compiled("flat").cut is None
+
+
+def test_rows_of_one_table_that_meet_are_two_tables():
+    """A record may be in the same row twice; then each of its numbers has a place of its own."""
+    cut = compiled("pairs").cut
+    assert len(cut.shapes) == 2
+    records, psi = records_of("pairs"), psi_at("pairs", some_theta("pairs"))
+    for chunk in GroupGradient(psi, some_frame("pairs")).terms(records):
+        assert (np.diff(chunk.places, axis=1) > 0).all()
+
+
+def test_units_of_several_records_are_not_cut():
+    unit = np.arange(N) // 2
+    assert dp.compile(model_of("centred"), unit=unit, compile_kwargs=FAST).cut is None
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_derivatives_are_those_of_the_whole_likelihood(kind):
+    """By the chain rule, with ψ's own derivatives taken numerically."""
+    theta, step = some_theta(kind), 1e-5
+    p, dimension = (
+        compiled(kind).cut.p,
+        GroupGradient(psi_at(kind, theta), some_frame(kind)).dimension,
+    )
+    plain = Frame(np.eye(p), tuple(np.ones(r) for _, r in compiled(kind).cut.shapes))
+    local = dense(GroupGradient(psi_at(kind, theta), plain).terms(records_of(kind)), dimension)
+
+    def flat(at):
+        return np.concatenate([np.ravel(part) for part in psi_function(kind)(at)])
+
+    slopes = np.array([
+        (flat(theta + step * e) - flat(theta - step * e)) / (2 * step) for e in np.eye(len(theta))
+    ])  # fmt: skip
+    whole = np.concatenate(list(compiled(kind).gradients(theta)))
+    np.testing.assert_allclose(local @ slopes.T, whole, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["slopes", "crossed"])
+def test_hessians_are_slopes_of_gradients(kind):
+    psi, records = psi_at(kind, some_theta(kind)), records_of(kind)
+    q, step, p = records._local.q, 1e-5, len(psi.common)
+    H = np.concatenate([chunk.values for chunk in records.local_hessians(psi)])
+    assert H.shape == (N, q, q)
+
+    def gradients(common, tables):
+        chunks = records.local_gradients(Psi(common, tables))
+        return np.concatenate([chunk.values for chunk in chunks])
+
+    for k in range(q):
+        e = np.eye(q)[k]
+        moved, column = [], p
+        for table in psi.tables:
+            moved.append(e[column : column + table.shape[1]])
+            column += table.shape[1]
+        up, down = (
+            gradients(
+                psi.common + s * e[:p], [t + s * c for t, c in zip(psi.tables, moved, strict=True)]
+            )
+            for s in (step, -step)
+        )
+        np.testing.assert_allclose((up - down) / (2 * step), H[:, k], atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed"])
+@pytest.mark.parametrize("part", ["gradient", "rows", "cross"])
+def test_sparse_sums_are_the_dense_ones(kind, part):
+    psi, frame, records = psi_at(kind, some_theta(kind)), some_frame(kind), records_of(kind)
+    of = GroupGradient(psi, frame) if part == "gradient" else GroupHessian(psi, frame, part)
+    full = dense(of.terms(records), of.dimension)
+    for bound in (0.1, 1.0, 100.0):
+        whole = clipped_sum([full], bound, of.dimension)
+        np.testing.assert_array_equal(clipped_sum(of.terms(records), bound, of.dimension), whole)
+        assert np.abs(whole).max() > 0
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-3, 1.0, 1e20, 1e200, np.inf, np.nan])
+def test_sparse_integers_at_all_sizes(size):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(40, 3)) * size
+    places = np.sort(rng.permuted(np.tile(np.arange(9), (40, 1)), axis=1)[:, :3], axis=1)
+    full = np.zeros((40, 9))
+    np.put_along_axis(full, places, values, axis=1)
+    one, other = np.zeros(9, np.int64), np.zeros(9, np.int64)
+    with np.errstate(all="ignore"):
+        add_clipped(Sparse(values, places), 1.0, one)
+        add_clipped(full, 1.0, other)
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("places", [[0, 0], [3, 1], [-1, 2], [1, 9]])
+def test_places_that_repeat_or_are_none_add_nothing(places):
+    total = np.zeros(9, np.int64)
+    add_clipped(Sparse(np.ones((1, 2)), np.array([places])), 1.0, total)
+    assert not total.any()
+
+
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed"])
+@pytest.mark.parametrize("part", ["gradient", "common", "rows", "cross", "tables"])
+def test_sensitivity(kind, part):
+    """Whatever one record is replaced by, group included, the integer sum moves by 2R at most."""
+    if part == "tables" and kind != "crossed":
+        pytest.skip("one table")
+    psi, frame, records = psi_at(kind, some_theta(kind)), some_frame(kind), records_of(kind)
+    of = GroupGradient(psi, frame) if part == "gradient" else GroupHessian(psi, frame, part)
+    images = []
+    for unit in range(0, N, 7):
+        alone = [np.take(x, [unit], axis=0) for x in records.likelihood._data]
+        images.append(records.of_data(alone).total(of, 0.02).astype(float))
+    images = np.array(images)
+    assert RESOLUTION / 4 < np.linalg.norm(images, axis=1).max() <= RESOLUTION
+    apart = np.linalg.norm(images[:, None] - images[None], axis=2)
+    assert apart.max() <= 2 * RESOLUTION
+    np.testing.assert_array_equal(records.total(of, 0.02).shape, (of.dimension,))
+
+
+def test_tables_part_is_between_tables():
+    psi, frame, records = (
+        psi_at("crossed", some_theta("crossed")),
+        some_frame("crossed"),
+        records_of("crossed"),
+    )
+    H = np.concatenate([c.values for c in records.local_hessians(psi)])
+    p = len(psi.common)
+    got = dense(GroupHessian(psi, frame, "tables").terms(records), 1)
+    np.testing.assert_allclose(got[:, 0], -H[:, p, p + 1] * frame.scales[0][0] * frame.scales[1][0])
+    common = dense(GroupHessian(psi, frame, "common").terms(records), 3)
+    np.testing.assert_allclose(common, as_vectors(-frame.V.T @ H[:, :p, :p] @ frame.V))
+
+
+def some_structured(rng, positive=True):
+    blocks = []
+    for count, r in ((1, 2), (6, 1), (3, 2)):
+        half = rng.normal(size=(count, r, r))
+        blocks.append(half @ np.swapaxes(half, 1, 2) + 0.5 * np.eye(r))
+    U, half = rng.normal(size=(14, 3)), rng.normal(size=(3, 3))
+    return Structured(blocks, U, half @ half.T if positive else half + half.T)
+
+
+def test_structured_matrices_are_the_dense_ones():
+    rng = np.random.default_rng(4)
+    A, B = some_structured(rng), some_structured(rng, positive=False)
+    np.testing.assert_allclose(A.inverse.dense, np.linalg.inv(A.dense))
+    np.testing.assert_allclose(A.combined(B).dense, A.dense + B.dense)
+    np.testing.assert_allclose(A.diagonal, np.diag(A.dense))
+    S = Structured(A.blocks, A.U * 0, A.M).dense
+    np.testing.assert_allclose(B.between(A.blocks).dense, S @ B.dense @ S)
+
+
+def test_information_of_a_law():
+    rng = np.random.default_rng(5)
+    J = some_structured(rng)
+    S = [np.tile(np.diag(rng.random(b.shape[1]) + 0.1), (len(b), 1, 1)) for b in J.blocks]
+    law = GroupLaw(np.zeros(14), rng.normal(size=14), J, S)
+    noise = Structured(S, J.U * 0, J.M).dense
+    kept = J.dense @ np.linalg.inv(J.dense + noise)
+    np.testing.assert_allclose(law.K.dense, kept @ J.dense, atol=1e-10)
+    np.testing.assert_allclose(law.k, kept @ law.beta, atol=1e-10)
+
+
+def test_shrinkage_is_better_than_what_was_seen_and_knows_how_good_it_is():
+    rng = np.random.default_rng(6)
+    t = np.exp(rng.normal(3, 0.8, 400))
+    Z = np.ones((400, 1))
+    seen = t + 15 * rng.normal(size=400)
+    got, variance = shrunk_positive(seen, 15.0, Z)
+    assert np.mean((got - t) ** 2) < 0.8 * np.mean((seen - t) ** 2)
+    assert 0.6 < np.mean((got - t) ** 2) / variance.mean() < 1.6
+    x = t * rng.normal(0.3, 0.4, 400)
+    seen = x + 15 * rng.normal(size=400)
+    got, variance = shrunk_ratios(seen, t, 15.0, Z)
+    assert np.mean((got - x) ** 2) < 0.8 * np.mean((seen - x) ** 2)
+    assert 0.7 < np.mean((got - x) ** 2) / variance.mean() < 1.4
+
+
+# -- the law, and whole runs ------------------------------------------------------------------------
+
+
+def grouped(n=6000, m=40, seed=0):
+    rng = np.random.default_rng(seed)
+    k, X = rng.integers(m, size=n), np.clip(rng.normal(size=(n, 2)), -3, 3)
+    alpha = rng.normal(0.3, 0.6, m)
+    eta = alpha[k] + X @ [0.5, -0.4]
+    y = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(np.int64)
+    return k, X, y, alpha
+
+
+def grouped_model(k, X, y, m=40, centred=True):
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu"), pm.HalfNormal("tau")
+        if centred:
+            alpha = pm.Normal("alpha", mu, tau, shape=m)
+        else:
+            alpha = pm.Deterministic("alpha", mu + tau * pm.Normal("z", shape=m))
+        beta = pm.Normal("beta", shape=2)
+        eta = alpha[pm.Data("k", k)] + pm.Data("X", X) @ beta
+        pm.Bernoulli("y", logit_p=eta, observed=pm.Data("Y", y))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed"])
+def test_density_in_its_own_coordinates_is_that_of_theta(kind):
+    model, rng = law_model(compiled(kind)), np.random.default_rng(7)
+    shape = model.shape
+    blocks = [np.eye(shape.p)[None] * 30]
+    blocks += [rng.uniform(0.1, 40, size=(g, 1, 1)) * np.eye(r) for g, r in shape.tables]
+    U = rng.normal(size=(shape.n, 2))
+    K, centre, k = (
+        Structured(blocks, U, np.eye(2)),
+        rng.normal(size=shape.n),
+        rng.normal(size=shape.n),
+    )
+    model.put(centre, k, K)
+    mode = model.mode()
+    assert np.abs(model._value(model._start)[1]).max() < 1e-2
+
+    def at(zeta):
+        theta, psi = model._at(zeta)[:2]
+        u = psi - centre
+        return theta, compiled(kind).log_public(theta) + k @ u - u @ (K @ u) / 2
+
+    d, step, differences = len(mode.theta), 1e-6, []
+    for shift in (0.0, 0.5):
+        zeta = model._start + shift * rng.normal(size=d)
+        jacobian = [
+            (at(zeta + step * e)[0] - at(zeta - step * e)[0]) / (2 * step) for e in np.eye(d)
+        ]
+        expected = at(zeta)[1] + np.linalg.slogdet(np.array(jacobian))[1]
+        differences.append(float(model._value(zeta)[0]) - expected)
+    assert abs(differences[0] - differences[1]) < 1e-5  # up to a constant
+
+
+def test_has_groups_only_where_there_are_many():
+    assert not has_groups(compiled("centred"))  # few parameters
+    k, X, y, _ = grouped()
+    assert has_groups(dp.compile(grouped_model(k, X, y), compile_kwargs=FAST))
+
+
+@functools.cache
+def released(centred):
+    k, X, y, alpha = grouped()
+    model = grouped_model(k, X, y, centred=centred)
+    with model:
+        step = DPAnchored(
+            draws=300, chains=2, epsilon=8.0, compile_kwargs=FAST,
+            noise_source=InsecureSeededNoise(3),
+        )  # fmt: skip
+        return (
+            step,
+            dp.release(pm.sample(300, tune=0, chains=2, step=step, cores=1, progressbar=False)),
+            alpha,
+        )
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_a_run_finds_groups_and_hyperparameters(centred):
+    step, idata, alpha = released(centred)
+    posterior = {
+        name: idata["posterior"][name].values.reshape(600, -1) for name in ("alpha", "beta", "tau")
+    }
+    off = (posterior["alpha"].mean(0) - alpha) / posterior["alpha"].std(0)
+    assert np.sqrt(np.mean(off**2)) < 1.4
+    assert np.corrcoef(posterior["alpha"].mean(0), alpha)[0, 1] > 0.9
+    assert (np.abs(posterior["beta"].mean(0) - [0.5, -0.4]) < 4 * posterior["beta"].std(0)).all()
+    assert abs(posterior["tau"].mean() - 0.6) < 4 * posterior["tau"].std()
+    assert 0 < step.guarantee.measured["tilt_groups_0"] < 3
+    assert step.guarantee.measured["groups_0"] == 40
+
+
+def test_the_way_the_model_is_written_does_not_matter():
+    one, other = (released(centred)[1]["posterior"] for centred in (True, False))
+    for name in ("alpha", "beta", "mu", "tau"):
+        a, b = (x[name].values.reshape(600, -1) for x in (one, other))
+        se = np.sqrt((a.var(0) + b.var(0)) / 150)
+        assert (np.abs(a.mean(0) - b.mean(0)) < 5 * se).all()
+
+
+def test_all_is_paid_for_at_once():
+    step, _, _ = released(True)
+    (event,) = step.guarantee.once
+    assert event.noise_multiplier >= step.run.multiplier_of_one()
+    assert step.guarantee.events == ()
+
+
+def test_without_noise_the_law_is_the_posterior():
+    """Against NUTS on the data: means within Monte Carlo error and a little curvature."""
+    k, X, y, _ = grouped()
+    model = grouped_model(k, X, y)
+    compiled_ = dp.compile(model, compile_kwargs=FAST)
+    noise = InsecureSeededNoise(1)
+    z = 1e-4
+    purse = Purse(Permit(0, 0, (Gaussian(z),)), z)
+    measure = PaidMeasurements(Curator(LocalRecords(compiled_, local=True), noise), purse)
+    found = draw_groups(measure, law_model(compiled_), tempering=1.0, draws=400, chains=1, seed=1)
+    with model:
+        exact = pm.sample(400, tune=400, chains=1, cores=1, progressbar=False, random_seed=1)
+    points = [compiled_.parameters.point(theta) for theta in found.draws[0]]
+    for name, own in (("alpha", "alpha"), ("beta", "beta"), ("mu", "mu")):
+        ours = np.array([np.ravel(point[own]) for point in points])
+        theirs = exact["posterior"][name].values.reshape(400, -1)
+        assert (np.abs(ours.mean(0) - theirs.mean(0)) < 0.45 * theirs.std(0)).all()
+        assert (np.abs(np.log(ours.std(0) / theirs.std(0))) < 0.25).all()
+
+
+def test_questions_are_functions_of_releases_only(monkeypatch):
+    """With one record replaced and the releases held fixed, the same is asked in the same order."""
+    k, X, y, _ = grouped(n=2000)
+    asked = []
+
+    class Recorded:
+        """Answers from a tape that was made with the first data."""
+
+        tape: ClassVar[list] = []
+
+        def __init__(self, measure, play):
+            self._measure, self._play, self._next = measure, play, 0
+
+        def __getattr__(self, name):
+            return getattr(self._measure, name)
+
+        def _answer(self, key, compute):
+            if not self._play:
+                self.tape.append((key, compute()))
+                return self.tape[-1][1]
+            expected, answer = self.tape[self._next]
+            self._next += 1
+            assert expected == key
+            compute()  # it is paid for all the same
+            return answer
+
+        def sum(self, of, bound, share):
+            key = (
+                type(of).__name__,
+                of.part,
+                bound,
+                share,
+                of.psi.common.tobytes(),
+                of.frame.V.tobytes(),
+            )
+            return self._answer(key, lambda: self._measure.sum(of, bound, share))
+
+        def histogram(self, of, share, bins_per_octave=2):
+            key = (type(of).__name__, of.part, share, of.psi.tables[0].tobytes())
+            return self._answer(key, lambda: self._measure.histogram(of, share, bins_per_octave))
+
+    draws = []
+    for play in (False, True):
+        if play:
+            k, X, y = k.copy(), X.copy(), y.copy()
+            k[0], X[0], y[0] = (k[0] + 1) % 40, -X[0], 1 - y[0]
+        compiled_ = dp.compile(grouped_model(k, X, y), compile_kwargs=FAST)
+        purse = Purse(Permit(0, 0, (Gaussian(0.5),)), 0.5)
+        records = LocalRecords(compiled_, local=True)
+        measure = Recorded(PaidMeasurements(Curator(records, InsecureSeededNoise(2)), purse), play)
+        found = draw_groups(
+            measure, law_model(compiled_), tempering=1.0, draws=20, chains=1, seed=1
+        )
+        draws.append(found.draws)
+        asked.append(len(measure.tape))
+    assert asked[0] == asked[1] > 20
+    np.testing.assert_array_equal(*draws)
+
+
+def test_next_to_nothing_learnt_is_said(caplog):
+    k, X, y, _ = grouped(n=400)
+    with grouped_model(k, X, y):
+        step = DPAnchored(
+            draws=10, chains=1, epsilon=0.05, compile_kwargs=FAST,
+            noise_source=InsecureSeededNoise(4),
+        )  # fmt: skip
+    with caplog.at_level("WARNING", logger="pymc.dp"):
+        assert np.isfinite(step.draw_groups()).all()
+    assert "next to nothing was learnt" in caplog.text
+    assert "alpha" in caplog.text
+
+
+def test_a_look_that_leads_nowhere_ends_the_run(monkeypatch):
+    k, X, y, _ = grouped(n=400)
+    with grouped_model(k, X, y):
+        step = DPAnchored(draws=10, chains=1, epsilon=1.0, compile_kwargs=FAST)
+
+    def lost(self, information):
+        raise SearchLost("look 1 led nowhere")
+
+    monkeypatch.setattr(groups._Run, "_think", lost)
+    with pytest.raises(PrivacyError, match="look 1 led nowhere"):
+        step.draw_groups()
