@@ -20,6 +20,7 @@ import pymc_dp as dp
 from pymc_dp.anchor.law import Law, posterior_of
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.settings import SETTINGS
+from pymc_dp.anchor.verdict import judge
 from pymc_dp.federated import FederatedPenalty, Owner, Surrogate, find_surrogate
 from pymc_dp.federated.agreement import parameters_digest
 from pymc_dp.federated.owners import Owners
@@ -588,6 +589,22 @@ def test_looks_that_contradict_each_other_are_no_use(caplog):
     assert "contradicts the ones before" in caplog.text
     assert "beta[0] by" in caplog.text
     assert owner.answer("offer", {})["surrogate"][0] == pytest.approx(0.0, abs=1e-8)
+
+
+def test_a_group_whose_information_was_clipped_is_not_passed_off_as_known():
+    """Seen by its gradient and not by its Hessian: far from the prior, for no reason that was seen."""
+
+    def judged(J):
+        parameters = ParameterSpace(prior())
+        law = Law(np.zeros(D), np.array([16.0, 200.0]), np.diag([J, 400.0]), np.diag([0.04, 4.0]))
+        posterior = posterior_of(law, PublicLogDensity(parameters), parameters.start)
+        anchor = Anchor(posterior, np.eye(D), np.eye(D), 1.0, 1.0, 1.0, np.zeros(D), 1, True)
+        return judge(anchor, parameters.labels, parameters.largest)
+
+    known, lost = judged(20.0), judged(0.1)
+    assert known == (True, [])
+    assert not lost.usable
+    assert "contradict each other about beta[0]: it is much further" in lost.warnings[0]
 
 
 def test_the_likelihood_of_a_surrogate_is_its_law():

@@ -119,6 +119,19 @@ class Posterior:
         prior = np.diag(np.linalg.inv(floored(self.prior, 1e-12)))
         return np.asarray(np.diag(self.covariance) / prior)
 
+    @property
+    def pulls(self) -> Vector:
+        r"""How far every parameter was pulled from the prior's mode, shape (d,), in sds of what the law explains.
+
+        With prior :math:`N(0, \Lambda^{-1})` and the law true, the posterior's mean has covariance
+        :math:`\Lambda^{-1} - Q^{-1}` over data sets: about 1, or 0 where nothing was learnt. Large is a law that
+        contradicts itself, as when a group's gradients were seen and its information was clipped away.
+        """
+        prior = np.linalg.inv(floored(self.prior, 1e-12))
+        moved = prior @ (self.law.k - self.law.K @ (self.mean - self.law.centre))
+        explained = np.maximum(np.diag(prior - self.covariance), 1e-9 * np.diag(prior))
+        return np.asarray(np.abs(moved) / np.sqrt(explained))
+
 
 def posterior_of(
     law: Law, log_public: PublicLogDensity, start: Vector, looks: "Pooled | None" = None

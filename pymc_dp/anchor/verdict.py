@@ -67,6 +67,15 @@ def judge(
             "records that stands far out, or a strongly curved posterior, can cause this; a larger `epsilon` "
             "would help."
         )
+    pulled = (anchor.posterior.pulls > s.pulled) & (anchor.unlearnt > s.little_learnt)
+    if pulled.any():
+        usable = False
+        named = _listed([labels[k] for k in np.flatnonzero(pulled)])
+        warnings.append(
+            f"The releases contradict each other about {named}: it is much further from its prior than the "
+            "information that was seen could move it. A few records that alone tell of it, and that were clipped, "
+            f"cause this; so does a prior that is far off. Do not use its draws. {_MORE}"
+        )
     of_prior = of_the_prior(anchor, labels)
     if len(of_prior) == len(labels) or float(tilts.min()) > s.tilt_unusable:
         usable = False
