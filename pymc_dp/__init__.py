@@ -3,6 +3,7 @@
 from pymc_dp._version import __version__
 from pymc_dp.evidence.audit import audit
 from pymc_dp.evidence.mmd import mmd
+from pymc_dp.evidence.expected import ExpectedTilt, expected_tilt
 from pymc_dp.evidence.plots import plot_tradeoff
 from pymc_dp.evidence.tradeoff import Tradeoff, tradeoff
 from pymc_dp.exceptions import (
@@ -86,5 +87,6 @@ __all__ = [
     "release",
     "sample",
     "statistics",
+    "expected_tilt",
     "tradeoff",
 ]

@@ -29,7 +29,6 @@ from pymc_dp.anchor.structured import Structured
 from pymc_dp.compat import ancestors, groups_of, lower_named_dims
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector
-from pymc_dp.progress import quiet_pymc
 
 _STEP = 1e-4
 """Of a numerical second derivative."""

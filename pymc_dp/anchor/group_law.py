@@ -259,7 +259,7 @@ def _joined(common: Vector, blocks: list[Vector], C: Vector, U: Vector, M: Vecto
 
 
 def pooled(
-    slopes: Sequence[Slope], information: Information, shape: Shape, n_units: int,
+    slopes: Sequence[Slope], information: Information, shape: Shape, n_units: float,
     centre: Vector, mode: Vector, variances: Vector,
 ) -> GroupLaw:  # fmt: skip
     r"""Gradients as observations of one :math:`J(\psi_* - \psi_0)`, each with its own doubts.
@@ -272,7 +272,7 @@ def pooled(
     slopes, information
         Of the looks.
     shape : Shape
-    n_units : int
+    n_units : float
     centre : ndarray, shape (n,)
         :math:`\psi_0`.
     mode, variances : ndarray, shape (n,)

@@ -54,6 +54,8 @@ class GroupSettings:
     """What couples tables: a few numbers."""
     counts_fine: float = 0.002
     """A histogram's noise, per bin, as a part of the units, where the bound decides the noise that is left."""
+    of_units: float = 1e-4
+    """Share of the number of units, where that is private: it sets scales only."""
     counts_rough: float = 0.01
     """The same, of the others."""
     kept: float = 0.99
@@ -126,7 +128,9 @@ def look_at_groups(
 
 class _Run:
     def __init__(self, measure: Measurements, model: LawModel, tempering: float):
-        s, shape, n = SETTINGS, model.shape, measure.n_units
+        s, shape = SETTINGS, model.shape
+        n, sd = measure.units(s.of_units)
+        self.n = n = max(n, sd, 1.0)
         self.measure, self.model, self.shape = measure, model, shape
         # As many histograms as a look has may take half of one from afar.
         most = s.far / 2 / (6 + sum(columns for _, columns in shape.tables))
@@ -147,7 +151,7 @@ class _Run:
 
     def _share_of_counts(self, part: float) -> float:
         """What a histogram with this noise costs."""
-        at_one = self.measure.count_sd(1.0) / (part * self.measure.n_units)
+        at_one = self.measure.count_sd(1.0) / (part * self.n)
         return float(np.clip(at_one**2, 2e-5, 0.002))
 
     def all(self, on_progress: Callable[[str], None]) -> GroupPosterior:
@@ -195,7 +199,7 @@ class _Run:
     def _per_unit(self, information: Information) -> list[Vector]:
         """Information of a record about the entries of its row, on average."""
         rows = self.shape.parts(information.J.diagonal)[1:]
-        return [np.maximum(r.sum(axis=0) / self.measure.n_units, 1e-12) for r in rows]
+        return [np.maximum(r.sum(axis=0) / self.n, 1e-12) for r in rows]
 
     def _balanced(
         self, information: Information, of_common: float, of_columns: list[Vector]
@@ -221,7 +225,7 @@ class _Run:
 
     def _think(self, information: Information) -> float:
         """The law of all looks that count, and its mode: as far away as it may be trusted."""
-        s, shape, n = SETTINGS, self.shape, self.measure.n_units
+        s, shape, n = SETTINGS, self.shape, self.n
         psi = self.mode.psi + self.held_back
         mode, prior = psi, self.prior
         variances = self.variances

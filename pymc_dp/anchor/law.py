@@ -159,7 +159,7 @@ def posterior_of(
         Λ = -log_public.hessian(theta)
         Q = floored(law.K + Λ, 1e-12)
         move = np.linalg.solve(Q, slope)
-        length = float(np.sqrt(max(move @ Q @ move, 0.0)))
+        length = math.sqrt(max(float(move @ Q @ move), 0.0))
         theta = theta + move * min(1.0, SETTINGS.careful / max(length, 1e-300))
         if length < 1e-4 and step > 2:
             break
@@ -179,12 +179,18 @@ class Pooled:
         Of their curvatures.
     at : ndarray, shape (d,)
         Where, seen from the place, the curvature's noise does not matter: the gradients' mean place.
+    parts : ndarray, shape (looks, d, d)
+        :math:`B_t`, of their gradients; they add up to the identity.
+    curvature : ndarray, shape (d, d)
+        A, the curvatures' mean as it was released: the law's J is what was made of it.
     """
 
     law: Law
     looks: Sequence[Look]
     weights: Vector
     at: Vector
+    parts: Vector
+    curvature: Vector
 
     def noise_at(self, u: Vector) -> Vector:
         """S for a mode at u, the noise of the curvature included."""
@@ -240,9 +246,11 @@ def pooled(
 
     information, rhs, at = np.zeros((d, d)), np.zeros(d), np.zeros(d)
     noise_part, clipped_part = np.zeros((d, d)), np.zeros((d, d))
+    informations = []
     for look, off in zip(looks, change * far**2 / 4, strict=True):
         u, noisy = look.theta - place, look.covariance + off * P
         Q = np.linalg.inv(noisy + look.clipped @ look.clipped.T)
+        informations.append(Q)
         information += Q
         rhs += Q @ (look.gradient + J @ u)
         at += Q @ u
@@ -251,7 +259,8 @@ def pooled(
     inverse = np.linalg.inv(information)
     R = inverse @ clipped_part
     S = inverse @ noise_part @ inverse + R @ R.T
-    return Pooled(Law(place, inverse @ rhs, J, S), looks, weights, inverse @ at)
+    law = Law(place, inverse @ rhs, J, S)
+    return Pooled(law, looks, weights, inverse @ at, inverse @ np.array(informations), A)
 
 
 def far_away(precision: Vector, sd: float) -> float:

@@ -172,7 +172,7 @@ class Centred:
     def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Question`."""
         for chunk in self.of.terms(records, units):
-            yield chunk - 0.5
+            yield np.asarray(chunk, np.float64) - 0.5
 
 
 class Everybody:

@@ -108,9 +108,7 @@ def draw_groups(
             "is not charged. It takes more records, a larger `epsilon`, or priors that say more."
         )
     on_progress("drawing from what was released")
-    return Drawn(
-        law.sample(draws, chains, _SEED, nuts_sampler=nuts_sampler), measured, warnings
-    )
+    return Drawn(law.sample(draws, chains, _SEED, nuts_sampler=nuts_sampler), measured, warnings)
 
 
 def _measured(found: GroupPosterior, law: LawModel) -> dict[str, float | str]:

@@ -1,0 +1,501 @@
+"""The anchored sampler: what its looks say together, and what a run makes of them."""
+
+import logging
+import math
+import warnings
+from types import SimpleNamespace
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import integrate, stats
+
+import pymc_dp as dp
+from pymc_dp.anchor.build import build_anchor
+from pymc_dp.anchor.law import Law, pooled, posterior_of
+from pymc_dp.anchor.looks import Look
+from pymc_dp.anchor.search import Search
+from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.linalg import denoised, mean_if_positive, product_covariance
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
+from pymc_dp.privacy.noise import InsecureSeededNoise
+from pymc_dp.privacy.plans import Permit
+from pymc_dp.privacy.purse import Purse
+from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.questions import Longer
+from pymc_dp.records.sums import LocalRecords
+from pymc_dp.steps.anchored import DPAnchored
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+def logistic(n=5000, seed=3):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 3))
+    y = rng.random(n) < 1 / (1 + np.exp(-x @ [1.0, -0.5, 0.2]))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y.astype(int)))
+    return model
+
+
+def normal(n=3000):
+    y = np.random.default_rng(5).normal(1.0, 1.0, size=n)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
+    return model
+
+
+def records_of(model):
+    return LocalRecords(dp.compile(model, compile_kwargs=FAST), 2)
+
+
+def measured(records, z=0.02, seed=1, neighbours=SUBSTITUTE_ONE):
+    curator = Curator(records, dp.InsecureSeededNoise(seed), neighbours)
+    return PaidMeasurements(curator, Purse(Permit(0, 0, (Gaussian(z),)), z))
+
+
+def gaussian_prior(precision):
+    """A prior of which everything is known, as the law sees it."""
+    Λ = np.atleast_2d(precision)
+    prior = lambda theta: -float(theta @ Λ @ theta) / 2  # noqa: E731
+    return SimpleNamespace(
+        __call__=prior, gradient=lambda theta: -Λ @ theta, hessian=lambda theta: -Λ
+    )
+
+
+# -- the law -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tilt", [0.1, 1.0, 5.0])
+def test_the_law_is_the_posterior_given_the_release(tilt):
+    """Parameters from the prior, data, noise: standardised, the truth is standard normal."""
+    rng, d, runs = np.random.default_rng(0), 3, 400
+    Λ = np.diag([0.5, 1.0, 4.0])
+    R = rng.normal(size=(d, d))
+    J = R @ R.T + np.eye(d)
+    S = tilt**2 * (np.diag([1.0, 2.0, 0.5]) + 0.2)
+    z = []
+    for _ in range(runs):
+        theta = rng.normal(size=d) / np.sqrt(np.diag(Λ))
+        centre = 0.3 * rng.normal(size=d)
+        beta = rng.multivariate_normal(J @ (theta - centre), J + S)
+        r = posterior_of(Law(centre, beta, J, S), gaussian_prior(Λ), np.zeros(d))
+        z.append(np.linalg.cholesky(r.precision).T @ (theta - r.mean))
+    z = np.array(z)
+    n = z.size
+    assert abs(np.mean(z)) < 4 / np.sqrt(n)
+    assert abs(np.mean(z**2) - 1) < 4 * np.sqrt(2 / n)
+
+
+def quadratic_looks(rng, places, J, mode, b=0.0, sd=0.0, sd_A=0.0, V=None):
+    """Looks at a log-likelihood that is quadratic, with noise as they say."""
+    V, found, d = np.eye(len(J)) if V is None else V, [], len(J)
+    inverse = np.linalg.inv(V)
+    for place in places:
+        Ξ = sd_A * symmetric(rng, d)
+        G = J @ (mode - place) + inverse.T @ (sd * rng.normal(size=d))
+        found.append(Look(place, V, G, J + inverse.T @ Ξ @ inverse, sd, sd_A, 1.0, 1.0, b))
+    return found
+
+
+def symmetric(rng, d):
+    """1 on the diagonal, √½ elsewhere."""
+    N = rng.normal(size=(d, d))
+    return (np.tril(N, -1) + np.tril(N, -1).T) / np.sqrt(2) + np.diag(np.diag(N))
+
+
+def test_looks_at_one_quadratic_agree():
+    rng, d = np.random.default_rng(1), 3
+    J, mode = np.diag([2.0, 1.0, 3.0]) + 0.1, np.array([0.2, -0.1, 0.4])
+    places = [rng.normal(size=d) for _ in range(3)]
+    looks = quadratic_looks(rng, places, J, mode, sd=1e-9, sd_A=1e-9)
+    pool = pooled(looks, places[2], J, 1e12, 1e9 * np.ones(d))
+    np.testing.assert_allclose(pool.law.J, J, atol=1e-6)
+    r = posterior_of(pool.law, gaussian_prior(1e-9 * np.eye(d)), places[2], pool)
+    np.testing.assert_allclose(r.mean, mode, atol=1e-6)
+
+
+def test_the_law_knows_how_far_noise_may_have_moved_it():
+    """Errors of the mode over many noises, gradients' and curvatures', against the stated covariance."""
+    rng, d, runs = np.random.default_rng(2), 3, 600
+    J, mode = np.diag([1.0, 1.2, 0.9]), np.zeros(d)
+    V = np.array([[1.0, 0.2, 0.0], [0.0, 0.8, 0.1], [0.0, 0.0, 1.3]])
+    places = [np.array([1.5, 0.0, -1.0]), np.array([-1.0, 0.5, 0.5]), np.array([0.3, 0.2, 0.1])]
+    z = []
+    for _ in range(runs):
+        looks = quadratic_looks(rng, places, J, mode, sd=0.3, sd_A=0.08, V=V)
+        pool = pooled(looks, places[2], J, 1e12, 1e9 * np.ones(d))
+        S = pool.noise_at(mode - places[2])
+        off = pool.law.beta - pool.law.J @ (mode - places[2])
+        z.append(off @ np.linalg.solve(S, off) / d)
+    # A χ² over d each; the curvature that is believed is cleared of some of its noise.
+    assert abs(np.mean(z) - 1) < 4 * np.sqrt(2 / d / runs) + 0.05
+
+
+def test_what_is_clipped_in_all_looks_does_not_average_out():
+    rng, d = np.random.default_rng(3), 2
+    J, places = np.eye(d), [np.zeros(d)] * 50
+    looks = quadratic_looks(rng, places, J, np.zeros(d), b=1.0, sd=0.1, sd_A=1e-6)
+    S = pooled(looks, places[0], J, 1e12, 1e9 * np.ones(d)).law.S
+    np.testing.assert_allclose(S, (1.0 / d + 0.01 / 50) * np.eye(d), rtol=0.05)
+
+
+def test_a_negative_curvature_is_no_information():
+    rng, d = np.random.default_rng(4), 2
+    looks = quadratic_looks(rng, [np.zeros(d)], np.diag([-5.0, 1.0]), np.zeros(d), sd=1.0, sd_A=0.1)
+    J = pooled(looks, np.zeros(d), np.eye(d), 1e12, 1e9 * np.ones(d)).law.J
+    assert 0 < J[0, 0] < 0.1
+    assert abs(J[1, 1] - 1) < 0.5
+
+
+def test_curvatures_noise_acts_on_a_vector_as_its_covariance_says():
+    rng, d, sd = np.random.default_rng(5), 4, 0.7
+    v = np.array([1.0, -2.0, 0.5, 0.0])
+    drawn = []
+    for _ in range(20_000):
+        drawn.append(sd * symmetric(rng, d) @ v)
+    np.testing.assert_allclose(np.cov(np.array(drawn).T), product_covariance(v, sd), atol=0.12)
+
+
+def test_a_matrix_cleared_of_noise_is_nearer_to_the_truth():
+    rng, d = np.random.default_rng(6), 8
+    off, raw, traces = [], [], []
+    for sd in (0.05, 0.2, 0.4):
+        for _ in range(50):
+            truth = np.diag(rng.uniform(0.5, 1.5, d))
+            noise = sd * symmetric(rng, d)
+            found = denoised(truth + noise, sd)
+            off.append(np.sum((found - truth) ** 2) / sd**2)
+            raw.append(np.sum(noise**2) / sd**2)
+            traces.append(np.trace(found) - np.trace(truth + noise))
+    assert np.mean(off) < 0.8 * np.mean(raw)
+    np.testing.assert_allclose(traces, 0, atol=1e-9)
+    np.testing.assert_allclose(denoised(truth, 0.0), truth, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [-3.0, -0.5, 0.0, 1.0, 8.0])
+def test_means_of_positive_numbers_by_quadrature(value):
+    def weighed(power):
+        density = lambda x: x**power * stats.norm.pdf(x, value, 0.7)  # noqa: E731
+        return integrate.quad(density, 0, value + 15, points=[max(value, 0.0)], epsabs=1e-14)[0]
+
+    exact = weighed(1) / weighed(0)
+    assert float(mean_if_positive(np.array([value]), 0.7)[0]) == pytest.approx(exact, rel=1e-6)
+
+
+# -- a run -------------------------------------------------------------------------------------
+
+
+def test_a_generous_budget_finds_the_mode_and_the_curvature():
+    model = logistic()
+    records, prior = records_of(model), PublicLogDensity(ParameterSpace(model), FAST)
+    found = build_anchor(measured(records), prior, np.zeros(3)).posterior
+    slope = sum(g.sum(axis=0) for g in records.gradients(found.mean)) + prior.gradient(found.mean)
+    hessian = sum(h.sum(axis=0) for h in records.hessians(found.mean)) + prior.hessian(found.mean)
+    # How far Newton's method would still go, in posterior standard deviations.
+    assert np.sqrt(slope @ np.linalg.solve(-hessian, slope)) < 0.3
+    np.testing.assert_allclose(
+        np.diag(found.covariance), np.diag(np.linalg.inv(-hessian)), rtol=0.1
+    )
+    assert found.tilt < 0.2
+
+
+def test_a_run_spends_its_purse_and_no_more():
+    model = normal()
+    measure = measured(records_of(model), z=0.5)
+    build_anchor(measure, PublicLogDensity(ParameterSpace(model), FAST), np.zeros(1))
+    assert measure.spent == pytest.approx(1, abs=1e-8)
+
+
+def test_an_anchor_is_a_function_of_releases_alone(monkeypatch):
+    """Other data, the same released numbers: the same anchor, to the last bit."""
+
+    def released(
+        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+    ):
+        for _ in parts:
+            pass
+        permit.take(Gaussian(noise_multiplier))
+        rng = np.random.default_rng(int(np.float64(bound).view(np.int64)) % 2**32)
+        total = rng.normal(size=dimension or ()) * bound
+        return total if dimension == 1 else -np.abs(total)
+
+    def counted(counts, *, noise_multiplier, permit, noise, neighbours):
+        counts()
+        permit.take(Gaussian(noise_multiplier))
+        return 10.0 * np.exp(-(((np.arange(90) - 58) / 3.0) ** 2)) * 100
+
+    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", released)
+    monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counted)
+    anchors = []
+    for seed in (0, 1):
+        y = np.random.default_rng(seed).gamma(2.0, 1.0 + 5 * seed, size=3000)
+        with pm.Model() as model:
+            log_rate = pm.Normal("log_rate", 0, 2)
+            pm.Exponential("y", pm.math.exp(log_rate), observed=pm.Data("Y", y))
+        prior = PublicLogDensity(ParameterSpace(model), FAST)
+        anchors.append(build_anchor(measured(records_of(model), z=2.0), prior, np.zeros(1)))
+    assert repr(anchors[0]) == repr(anchors[1])
+
+
+@pytest.mark.parametrize("neighbours", [SUBSTITUTE_ONE, ADD_OR_REMOVE])
+def test_counts_of_long_gradients_have_sensitivity_one(neighbours):
+    """By brute force on the integers that noise is added to: a unit replaced, or one that goes."""
+    x = np.array([0.1, 5.0, -7.0, np.nan, 3.0])
+    counts = []
+    for rows in (x, np.array([9.0, *x[1:]]), x[1:]):
+        records = SimpleNamespace(
+            n_units=len(rows),
+            gradients=lambda theta, units, rows=rows: iter([rows[:, None]]),
+        )
+        total = sum(chunk.sum() for chunk in Longer(np.zeros(1), np.eye(1), 2.0).terms(records))
+        counts.append(total)
+    assert counts == [3, 4, 3]
+    assert neighbours.noise_sd(0.5 if neighbours.public_size else 1.0, 1.0) == 1.0
+
+
+def test_in_pymc(quiet):
+    """The whole run is within its budget, and draws are those of the law."""
+    ledger = dp.PrivacyLedger(epsilon=8.0, delta=1e-5)
+    idata = dp.sample(
+        400, chains=2, epsilon=8.0, delta=1e-5, model=normal(4000), ledger=ledger,
+        cores=1, random_seed=1, progressbar=False, compile_kwargs=FAST,
+    )  # fmt: skip
+    assert 7.9 < ledger.spent() <= 8.0
+    assert idata.attrs["privacy_epsilon"] == 8.0
+    assert idata.attrs["privacy_usable"] == 1
+    assert float(idata.sample_stats["epsilon_spent"].max()) <= 8.0
+    assert "tilt" in idata.attrs["privacy_measured"]
+    assert "tilt" not in idata.attrs["privacy_settings"]
+    draws = idata.posterior["mu"].values
+    assert draws.shape == (2, 400)
+    assert len(np.unique(draws)) > 700
+
+
+def test_draws_are_those_of_the_law_and_of_any_sampler():
+    """Means and sds against the normal approximation, which is exact here."""
+    for sampler in ("pymc", "nutpie"):
+        if sampler == "nutpie":
+            pytest.importorskip("nutpie")
+        step = DPAnchored(
+            draws=1000, chains=2, epsilon=3.0, model=logistic(), compile_kwargs=FAST,
+            nuts_sampler=sampler, noise_source=InsecureSeededNoise(1),
+        )  # fmt: skip
+        r = step.build_anchor().posterior
+        sds = np.sqrt(np.diag(r.covariance))
+        drawn = step._draws.reshape(-1, 3)
+        # Twice what 2,000 independent draws would need, for what they depend on each other.
+        assert np.all(np.abs(drawn.mean(axis=0) - r.mean) < 8 * sds / np.sqrt(2000))
+        np.testing.assert_allclose(drawn.std(axis=0), sds, rtol=0.1)
+
+
+def test_a_sampler_that_fails_loses_nothing(monkeypatch, caplog):
+    def broken(*arguments, **keywords):
+        raise ValueError("no")
+
+    monkeypatch.setattr("pymc_dp.anchor.draws.pm.sample", broken)
+    step = DPAnchored(draws=500, chains=1, epsilon=8.0, model=normal(), compile_kwargs=FAST)
+    with caplog.at_level(logging.WARNING, "pymc.dp"):
+        r = step.build_anchor().posterior
+    assert "normal approximation" in caplog.text
+    assert abs(step._draws.mean() - r.mean[0]) < 5 * np.sqrt(r.covariance[0, 0] / 500)
+
+
+def test_a_search_in_vain_returns_the_prior_and_gives_back_the_rest(monkeypatch, caplog):
+    honest, rounds = Search.step, []
+
+    def astray(self, look):
+        rounds.append(look)
+        honest(self, look)
+        self.lost = len(rounds) == 2
+
+    monkeypatch.setattr(Search, "step", astray)
+    ledger = dp.PrivacyLedger(epsilon=8.0, delta=1e-5)
+    step = DPAnchored(
+        draws=2000,
+        chains=1,
+        epsilon=8.0,
+        delta=1e-5,
+        model=normal(),
+        ledger=ledger,
+        compile_kwargs=FAST,
+    )
+    with caplog.at_level(logging.WARNING, "pymc.dp"):
+        idata = dp.release(
+            pm.sample(
+                2000, tune=0, chains=1, cores=1, step=step, model=step.model, progressbar=False,
+                compute_convergence_checks=False,
+            )
+        )  # fmt: skip
+    assert len(rounds) == 2
+    assert "did not arrive" in caplog.text
+    assert 0 < ledger.spent() < 4.0
+    assert ledger.remaining() > 4.0
+    assert idata.attrs["privacy_usable"] == 0
+    prior = idata.posterior["mu"].values
+    assert abs(prior.std() / 10 - 1) < 0.1
+    assert abs(prior.mean()) < 1
+
+
+@pytest.mark.parametrize("part", ["find_mode", "_Run.settle", "_Run.anchor"])
+def test_noisy_equations_without_a_solution_return_the_prior(part, monkeypatch):
+    def unsolvable(*arguments, **keywords):
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    monkeypatch.setattr(f"pymc_dp.anchor.build.{part}", unsolvable)
+    step = DPAnchored(chains=1, draws=5, epsilon=8.0, model=normal(), compile_kwargs=FAST)
+    assert not step.build_anchor().arrived
+    assert step.guarantee.measured["usable"] == 0
+
+
+def test_a_rare_category_is_the_priors_and_the_others_are_not_worse(caplog):
+    """Twenty of 20,000 records: nothing can be said of it at this ε, and that is said."""
+    rng, n = np.random.default_rng(4), 20_000
+    x = np.column_stack([np.ones(n), rng.normal(size=n), np.arange(n) < 20])
+    y = (rng.random(n) < 1 / (1 + np.exp(-x @ [0.2, 0.5, 2.0]))).astype(int)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y))
+    step = DPAnchored(
+        chains=1, draws=5, epsilon=1.0, model=model, compile_kwargs=FAST,
+        noise_source=InsecureSeededNoise(2),
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING, "pymc.dp"):
+        r = step.build_anchor().posterior
+    sds = np.sqrt(np.diag(r.covariance))
+    assert "beta[2]" in caplog.text
+    assert sds[2] > 0.8
+    assert np.all(sds[:2] < 0.05)
+    assert np.all(np.abs(r.mean[:2] - [0.2, 0.5]) < 4 * sds[:2])
+
+
+def test_a_group_of_records_that_stands_out_is_not_clipped_away():
+    """A rare binary covariate: four kinds of records, and four lengths of gradients with nothing between."""
+    rng = np.random.default_rng(4)
+    x = rng.random(20_000) < 0.1
+    y = (rng.random(20_000) < 1 / (1 + np.exp(1.5 - 2.0 * x))).astype(int)
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=2)
+        pm.Bernoulli("y", logit_p=b[0] + b[1] * pm.Data("x", 1.0 * x), observed=pm.Data("Y", y))
+    rates = [y[~x].mean(), y[x].mean()]
+    near = [np.log(r / (1 - r)) for r in rates]  # the likelihood's mode; the prior's pull is small
+    mode = np.array([near[0], near[1] - near[0]])
+    step = DPAnchored(
+        chains=1, draws=10, epsilon=4.0, model=model, compile_kwargs=FAST,
+        noise_source=InsecureSeededNoise(3),
+    )  # fmt: skip
+    r = step.build_anchor().posterior
+    off = r.mean - mode
+    assert np.sqrt(off @ r.precision @ off / 2) < 4 * r.tilt + 0.2
+
+
+def test_with_a_private_number_of_units_none_is_told():
+    step = DPAnchored(
+        chains=1, draws=5, epsilon=8.0, delta=1e-5, model=normal(2789), compile_kwargs=FAST,
+        neighbours="add-or-remove",
+    )  # fmt: skip
+    step.build_anchor()
+    told = repr(step.guarantee) + step.guarantee.sentence
+    assert "2789" not in told
+    assert "2,789" not in told
+    assert step.guarantee.measured["usable"] == 1
+
+
+@pytest.mark.sweep
+def test_flat_priors_are_found_like_others():
+    """Where no prior holds the search, the data alone must."""
+    rng = np.random.default_rng(0)
+    x, n = rng.normal(size=20_000), 20_000
+    y = 0.4 + 0.3 * x + rng.normal(size=n)
+    with pm.Model() as model:
+        level, slope = pm.Flat("level"), pm.Flat("slope")
+        pm.Normal("y", level + slope * pm.Data("x", x), 1.0, observed=pm.Data("Y", y))
+    step = dp.DPAnchored(
+        epsilon=2.0, draws=100, chains=1, model=model, noise_source=dp.InsecureSeededNoise(3)
+    )
+    r = step.build_anchor().posterior
+    exact = np.linalg.lstsq(np.column_stack([np.ones(n), x]), y, rcond=None)[0]
+    off = (r.mean - exact) * math.sqrt(n)  # each sd is 1/√n
+    assert np.linalg.norm(off) < 4 * r.tilt * math.sqrt(2)
+
+
+@pytest.mark.parametrize("errors", ["warn", "raise"])
+def test_a_record_that_overflows_tells_nothing(errors):
+    """And the state of numpy is left alone."""
+    y = np.random.default_rng(0).normal(size=400)
+    for planted in (0, 1):
+        y[:planted] = 1.3e154
+        with pm.Model() as model:
+            mu, log_sigma = pm.Normal("mu", 0, 10), pm.Normal("log_sigma", 0, 1)
+            pm.Normal("y", mu, pm.math.exp(log_sigma), observed=pm.Data("Y", y))
+        step = DPAnchored(
+            chains=1, draws=3, epsilon=200.0, model=model, compile_kwargs=FAST,
+            noise_source=InsecureSeededNoise(0),
+        )  # fmt: skip
+        with np.errstate(over=errors, invalid=errors, divide=errors), warnings.catch_warnings():
+            warnings.filterwarnings("error", category=RuntimeWarning)
+            state = np.geterr()
+            step.build_anchor()
+            assert np.geterr() == state
+
+
+def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
+    step = DPAnchored(chains=1, draws=5, epsilon=5.0, model=normal(), compile_kwargs=FAST)
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
+    with pytest.raises(dp.PrivacyConfigurationError, match="build_anchor"):
+        step._begin(np.random.default_rng(0))
+    assert step.ledger.spent() == 0
+
+
+@pytest.mark.process
+def test_pymcs_own_entry_builds_the_anchor_before_it_starts_processes(quiet):
+    step = DPAnchored(draws=10, chains=2, epsilon=8.0, model=normal(), compile_kwargs=FAST)
+    host = {**quiet, "cores": 2, "mp_ctx": "fork"}
+    raw = pm.sample(10, tune=0, chains=2, step=step, model=step.model, **host)
+    released = dp.release(raw)
+    assert released.attrs["privacy_epsilon"] == 8.0
+    assert "tilt" in released.attrs["privacy_measured"]
+    draws = released.posterior["mu"].values
+    np.testing.assert_array_equal(np.sort(draws, axis=0), np.sort(step._draws[:, :, 0], axis=0))
+
+
+def test_another_process_releases_with_a_step_built_again(tmp_path):
+    """What a run measured is not part of the promise that the two have to share."""
+    from pymc_dp.steps import run
+
+    settings = {"chains": 1, "draws": 20, "epsilon": 5.0, "compile_kwargs": FAST}
+    model = normal()
+    step = DPAnchored(model=model, **settings)
+    raw = pm.sample(
+        20, tune=0, chains=1, cores=1, step=step, model=model, progressbar=False,
+        compute_convergence_checks=False,
+    )  # fmt: skip
+    run._guarantees.pop(step.run_id)
+    run._steps.pop(step.run_id, None)
+    again = DPAnchored(model=model, **settings)
+    assert dp.release(raw, step=again).attrs["privacy_epsilon"] == 5.0
+
+
+def test_private_terms_do_not_travel():
+    """What a step keeps of its records, besides the model's own data, is left out of pickles."""
+    step = DPAnchored(
+        draws=5, chains=1, epsilon=50.0, model=normal(), compile_kwargs=FAST,
+        noise_source=InsecureSeededNoise(1),
+    )  # fmt: skip
+    step.build_anchor()
+    (hessians,) = step._curator._records._latest[1]
+    assert hessians.tobytes() in cloudpickle.dumps(hessians)
+    assert hessians.tobytes() not in cloudpickle.dumps(step)
+
+
+def test_more_parameters_than_the_page_says_are_refused():
+    with pm.Model() as too_many:
+        b = pm.Normal("b", 0, 1, shape=91)
+        pm.Normal("y", b.sum(), 1, observed=pm.Data("Y", [0.0, 1.0, 2.0]))
+    with pytest.raises(dp.NoAnchorError, match="91 parameters"):
+        dp.DPAnchored(chains=1, draws=5, epsilon=1.0, model=too_many)
