@@ -227,7 +227,7 @@ class _Run:
         expected, S = self._predicted
         off, V = last.gradient - expected, last.covariance + S
         return Anchor(
-            posterior=r, W=power(self.P, -0.5), gradient_clip=last.gradient_clip,
+            posterior=r, W=power(self.P, -0.5), V=last.V, gradient_clip=last.gradient_clip,
             hessian_clip=last.hessian_clip,
             surprise=math.sqrt(max(float(off @ np.linalg.solve(V, off)), 0.0) / d),
             off=np.linalg.solve(r.exact, off) / np.sqrt(np.diag(np.linalg.inv(r.exact))),
@@ -239,8 +239,8 @@ class _Run:
         at, zero = self.start, np.zeros((len(self.start),) * 2)
         r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
         return Anchor(
-            posterior=r, W=np.diag(self.scales), gradient_clip=math.nan, hessian_clip=math.nan,
-            surprise=math.nan, off=np.zeros(len(at)), rounds=0, arrived=False,
+            posterior=r, W=np.diag(self.scales), V=np.diag(self.scales), gradient_clip=math.nan,
+            hessian_clip=math.nan, surprise=math.nan, off=np.zeros(len(at)), rounds=0, arrived=False,
         )  # fmt: skip
 
 

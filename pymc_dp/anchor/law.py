@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -63,10 +64,10 @@ class Law:
         r""":math:`J (J+S)^{-1} \hat\beta`."""
         return np.asarray(self.kept @ self.beta)
 
-    def log_density(self, theta: Vector) -> float:
-        """Logarithm of the law's density as a function of θ, up to a constant."""
+    def log_density(self, theta: Any) -> Any:
+        """Logarithm of the law's density as a function of θ, symbolic or not, up to a constant."""
         u = theta - self.centre
-        return float(u @ self.k - u @ self.K @ u / 2)
+        return u @ self.k - u @ (self.K @ u) / 2
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,19 @@ class Posterior:
         """Variance of every parameter over the prior's, shape (d,): near 1 nothing was learnt of it."""
         prior = np.diag(np.linalg.inv(floored(self.prior, 1e-12)))
         return np.asarray(np.diag(self.covariance) / prior)
+
+    @property
+    def pulls(self) -> Vector:
+        r"""How far every parameter was pulled from the prior's mode, shape (d,), in sds of what the law explains.
+
+        With prior :math:`N(0, \Lambda^{-1})` and the law true, the posterior's mean has covariance
+        :math:`\Lambda^{-1} - Q^{-1}` over data sets: about 1, or 0 where nothing was learnt. Large is a law that
+        contradicts itself, as when a group's gradients were seen and its information was clipped away.
+        """
+        prior = np.linalg.inv(floored(self.prior, 1e-12))
+        moved = prior @ (self.law.k - self.law.K @ (self.mean - self.law.centre))
+        explained = np.maximum(np.diag(prior - self.covariance), 1e-9 * np.diag(prior))
+        return np.asarray(np.abs(moved) / np.sqrt(explained))
 
 
 def posterior_of(

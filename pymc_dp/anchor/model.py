@@ -44,6 +44,8 @@ class Anchor:
         Given what was released, approximately; its law is what draws are made from.
     W : ndarray, shape (d, d)
         Whitens the posterior without noise, about.
+    V : ndarray, shape (d, d)
+        The last look's frame.
     gradient_clip, hessian_clip : float
         b and C of the last look, in its frame.
     surprise : float
@@ -61,6 +63,7 @@ class Anchor:
 
     posterior: Posterior
     W: Vector
+    V: Vector
     gradient_clip: float
     hessian_clip: float
     surprise: float

@@ -139,6 +139,10 @@ class AnchorSettings:
     """By how many standard deviations looks may contradict each other without a warning."""
     surprise_unusable: float = 5.0
     """From how many on the draws are marked as of no use."""
+    little_learnt: float = 0.02
+    """Of the prior's variance: a parameter that has kept more should not be far from its prior."""
+    pulled: float = 5.0
+    """By how many sds it may be, or else its information was lost and not its gradient."""
     prior_warning: float = 0.8
     """Of the prior's variance: a parameter that has kept more is said to be the prior's."""
     tilt_warning: float = 1.0
