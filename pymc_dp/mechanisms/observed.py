@@ -9,11 +9,14 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.mechanisms.counts import observe_count
 from pymc_dp.mechanisms.curator import release_sum
 from pymc_dp.mechanisms.distributions import DiscreteGaussian, DiscreteLaplace
 from pymc_dp.mechanisms.law import Family, NoiseLaw, noise_law
 from pymc_dp.mechanisms.released import ReleasedStatistic
 from pymc_dp.mechanisms.statistics import record_sum
+from pymc_dp.mechanisms.records import static_shape
+from pymc_dp.mechanisms.sums import observe_sum
 from pymc_dp.privacy.ledger import PrivacyLedger
 
 
@@ -25,9 +28,13 @@ class _Mechanism:
     def __new__(
         cls,
         name: str,
-        statistic: Any,
+        statistic: Any = None,
         *,
         observed: Any,
+        total: Any = None,
+        keep_total: bool = False,
+        n: Any = None,
+        points: int | None = None,
         scale: ArrayLike | None = None,
         epsilon: float | None = None,
         delta: float | None = None,
@@ -46,8 +53,18 @@ class _Mechanism:
                 epsilon=epsilon,
                 delta=delta,
                 sensitivity=sensitivity,
+                zero=total is not None or n is not None,
             )
+        _check_road(name, statistic, total, keep_total, n, points)
+        if total is not None:
+            observed = cls._checked(name, observed, law, static_shape(total))
+            return observe_count(name, total, law=law, observed=observed, dims=dims, keep_total=keep_total)
         statistic = pt.as_tensor(statistic)
+        if n is not None:
+            shape = static_shape(statistic)
+            areas = np.ndim(n) if not hasattr(n, "ndim") else n.ndim
+            observed = cls._checked(name, observed, law, shape, shape[areas:])
+            return observe_sum(name, statistic, n=n, points=points, law=law, observed=observed, dims=dims)
         if statistic.ndim < 1:
             raise PrivacyConfigurationError(
                 f"{name!r}: `statistic` must have one row per record, shape (n, ...), and is summed "
@@ -60,15 +77,27 @@ class _Mechanism:
                 f"{name!r}: {law.name} noise needs a statistic of integers. Found dtype "
                 f"{statistic.dtype}. Cast it with `.astype('int64')` if it is one."
             )
-        shape = _shape_of_sum(statistic)
-        observed = _check_observed(name, observed, shape, cls.discrete)
-        if law.scale.shape not in ((), shape):
-            raise PrivacyConfigurationError(
-                f"{name!r}: `scale` has shape {law.scale.shape}, but the sum of the statistic over "
-                f"records has shape {shape}. Give one number, or one per entry."
-            )
+        observed = cls._checked(name, observed, law, static_shape(statistic)[1:])
         total = record_sum(statistic, law=law)
         return cls._distribution(name, total, law.scale, observed=observed, dims=dims)
+
+    @classmethod
+    def _checked(
+        cls,
+        name: str,
+        observed: Any,
+        law: NoiseLaw,
+        shape: tuple[int, ...],
+        entries: tuple[int, ...] | None = None,
+    ) -> Any:
+        """`observed`, if its shape is that of the sum; the scale's is that or that of `entries`."""
+        entries = shape if entries is None else entries
+        if law.scale.shape not in ((), entries):
+            raise PrivacyConfigurationError(
+                f"{name!r}: `scale` has shape {law.scale.shape}, but what was released has shape "
+                f"{entries}. Give one number, or one per entry."
+            )
+        return _check_observed(name, observed, shape, cls.discrete)
 
     @classmethod
     def _law_of_release(
@@ -284,11 +313,23 @@ class DiscreteGaussianMechanism(_Mechanism):
     _distribution = DiscreteGaussian
 
 
-def _shape_of_sum(statistic: Any) -> tuple[int, ...]:
-    shape = statistic.type.shape[1:]
-    if None in shape:
-        shape = statistic.shape[1:].eval(mode="FAST_COMPILE")
-    return tuple(int(size) for size in shape)
+def _check_road(
+    name: str, statistic: Any, total: Any, keep_total: bool, n: Any, points: int | None
+) -> None:
+    """What was summed is said in one of three ways."""
+    if (statistic is None) == (total is None):
+        raise PrivacyConfigurationError(
+            f"{name!r}: say what was released: a `statistic` of records, of one record with `n`, or the "
+            "law of a confidential count as `total`."
+        )
+    if total is not None and n is not None:
+        raise PrivacyConfigurationError(
+            f"{name!r}: `n` goes with the `statistic` of one record. `total` is the law of the whole count."
+        )
+    if keep_total and total is None:
+        raise PrivacyConfigurationError(f"{name!r}: `keep_total` goes with `total`.")
+    if points is not None and n is None:
+        raise PrivacyConfigurationError(f"{name!r}: `points` goes with `n`.")
 
 
 def _check_observed(name: str, observed: Any, shape: tuple[int, ...], discrete: bool) -> Any:
