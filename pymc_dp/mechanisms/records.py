@@ -331,8 +331,10 @@ def check_areas(name: str, record: Record, model: pm.Model) -> None:
     evaluate = pm.compile(
         [*model.value_vars, *symbols], model.replace_rvs_by_values(statistic), **options
     )
-    start = model.initial_point()
-    theta = [start[v.name] for v in model.value_vars]
+    # Not the start itself: where coefficients are 0 nothing depends on anything.
+    rng, start = np.random.default_rng(0), model.initial_point()
+    theta = [start[v.name] + rng.uniform(0.1, 1) * v.type.dtype.startswith("float")
+             for v in model.value_vars]  # fmt: skip
     first, second = draw(*theta), draw(*theta)
     mask = (np.arange(areas) % 2 == 0).reshape(record.areas)
     mixed = [

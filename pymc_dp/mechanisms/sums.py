@@ -55,7 +55,7 @@ class Entry:
     b: NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SumRelease:
     """Sums released of the same records: one mechanism's and all that came before.
 
@@ -71,6 +71,8 @@ class SumRelease:
         Variables that stand for Laplace noise.
     points : int
         Per area.
+    law : NoiseLaw
+        Of the mechanism's own noise.
     """
 
     record: Record
@@ -78,6 +80,7 @@ class SumRelease:
     entries: tuple[Entry, ...]
     latents: tuple[str, ...]
     points: int
+    law: NoiseLaw
 
     @property
     def v(self) -> NDArray[np.float64]:
@@ -95,57 +98,71 @@ class NoisySumRV(RandomVariable):
 
     name = "noisy_sum"
     _print_name = ("NoisySum", "\\operatorname{NoisySum}")
-    __props__ = (*RandomVariable.__props__, "family")
+    __props__ = (*RandomVariable.__props__, "release")
 
-    release: SumRelease
-
-    def __init__(self, family: str, **kwargs: Any):
-        self.family = family
+    def __init__(self, release: SumRelease, **kwargs: Any):
+        self.release = release
         super().__init__(**kwargs)
 
-    def rng_fn(self, rng: Any, *arguments: Any) -> Any:
-        """A normal sum and the mechanism's own noise; given earlier entries, a regression on them."""
-        X, w, n, v, b, earlier, _, scale, size = arguments
+    def rng_fn(self, rng: Any, X: Any, w: Any, n: Any, earlier: Any, _: Any, like: Any, size: Any) -> Any:
+        """A normal sum, a regression on the earlier entries if there are any, and the noise."""
+        law, v, b = self.release.law, self.release.v, self.release.b
         e = earlier.shape[-1]
         mean = np.einsum("...k,...km->...m", w, X)
         centred = X - mean[..., None, :]
-        V = n[..., None, None] * np.einsum("...k,...ki,...kj->...ij", w, centred, centred)
         mean = n[..., None] * mean
-        C = V + np.eye(len(v)) * (v + 2 * b**2)
+        V = n[..., None, None] * np.einsum("...k,...ki,...kj->...ij", w, centred, centred)
+        C = V + np.diag(v + 2 * b**2)
         gain = np.linalg.solve(C[..., :e, :e], V[..., :e, e:]).swapaxes(-1, -2)
-        residual = (earlier - mean[..., :e])[..., None]
-        mean = mean[..., e:] + (gain @ residual)[..., 0]
+        mean_own = mean[..., e:] + (gain @ (earlier - mean[..., :e])[..., None])[..., 0]
         values, vectors = np.linalg.eigh(V[..., e:, e:] - gain @ V[..., :e, e:])
-        z = rng.standard_normal(mean.shape)
-        total = mean + (vectors @ (np.sqrt(np.maximum(values, 0)) * z)[..., None])[..., 0]
-        discrete = self.dtype == "int64"
-        total = (np.rint(total) if discrete else total).reshape(*n.shape, *scale.shape)
-        noise = draw_noise(rng, self.family, discrete, scale, total.shape)
-        return (total + noise).astype(self.dtype)
+        z = np.sqrt(np.maximum(values, 0)) * rng.standard_normal(mean_own.shape)
+        total = mean_own + (vectors @ z[..., None])[..., 0]
+        total = (np.rint(total) if law.discrete else total).reshape(n.shape + like.shape[n.ndim :])
+        noise = draw_noise(rng, law.family, law.discrete, law.scale, total.shape)
+        return np.asarray(total + noise).astype(self.dtype)
 
 
 @_logprob.register(NoisySumRV)
 def _(op: NoisySumRV, values: Any, rng: Any, size: Any, *parameters: Any, **kwargs: Any) -> Any:
-    X, w, n, v, b, earlier, z, scale = parameters
-    areas = values[0].ndim - scale.ndim
-    value = values[0].reshape((*(values[0].shape[i] for i in range(areas)), -1))
-    e = earlier.type.shape[-1]
+    X, w, n, earlier, z, _ = parameters
+    v, b = op.release.v, op.release.b
+    value = values[0].reshape((*(values[0].shape[i] for i in range(n.ndim)), -1))
     logp = _log_density(X, w, n, v, b, pt.concatenate([earlier, value], axis=-1), z)
+    e = len(v) - len(op.release.entries[-1].v)
     if e:
-        before = z[..., : latent_size(b.data[:e])]
-        logp = logp - _log_density(X[..., :e], w, n, v[:e], b[:e], earlier, before)
+        of_earlier = z[..., : latent_size(b[:e])]
+        logp = logp - _log_density(X[..., :e], w, n, v[:e], b[:e], earlier, of_earlier)
     return logp
+
+
+def moments_graph(release: SumRelease, model: pm.Model, noise: Any) -> list[Any]:
+    """What :class:`NoisySum` takes at other points, as functions of the model's variables.
+
+    Returns
+    -------
+    list of TensorVariable
+        X, w, n, s and z with one axis of areas.
+    """
+    X, w = release.record.at(noise)
+    n = release.n
+    areas = n.ravel().shape[0]
+    s = [model.rvs_to_values[model[entry.name]] for entry in release.entries]
+    s = pt.concatenate([x.reshape((areas, -1)) for x in s], axis=-1)
+    z = [model[name].reshape((areas, -1)) for name in release.latents]
+    z = pt.concatenate(z, axis=-1) if z else pt.zeros((areas, 0))
+    flat = [x.reshape((areas, *(x.shape[i] for i in range(n.ndim, x.ndim)))) for x in (X, w)]
+    return [x.astype("float64") for x in (*flat, n.ravel(), s, z)]
 
 
 def _log_density(X: Any, w: Any, n: Any, v: Any, b: Any, s: Any, z: Any) -> Any:
     """:class:`NoisySum` with any number of axes of areas."""
-    areas = n.ndim
+    areas = n.ravel().shape[0]
 
     def flat(x: Any) -> Any:
-        return x.reshape((-1, *(x.shape[i] for i in range(areas, x.ndim))))
+        return x.reshape((areas, *(x.shape[i] for i in range(n.ndim, x.ndim))))
 
-    logp = NoisySum()(flat(X), flat(w), flat(n), v, b, flat(s), flat(z))[0]
-    return logp.reshape(n.shape) if areas else logp[0]
+    return NoisySum()(flat(X), flat(w), n.ravel(), v, b, flat(s), flat(z))[0].reshape(n.shape)
 
 
 def observe_sum(
@@ -194,7 +211,7 @@ def observe_sum(
     if points is None:
         points = enough_points(_largest(n), record.dimensions)
     latents = before.latents if before else ()
-    release = SumRelease(record, n, entries, latents, whole("points", points, 8))
+    release = SumRelease(record, n, entries, latents, whole("points", points, 8), law)
     z = [model[latent] for latent in latents]
     missing = latent_size(release.b) - sum(static_shape(x)[-1] for x in z)
     if missing:
@@ -204,20 +221,15 @@ def observe_sum(
     earlier = [model[entry.name].reshape((*areas, -1)) for entry in entries[:-1]]
     nothing = pt.zeros((*areas, 0))
     op = NoisySumRV(
-        law.family,
-        signature=_signature(len(core)),
-        dtype="int64" if law.discrete else "float64",
+        release, signature=_signature(len(core)), dtype="int64" if law.discrete else "float64"
     )
-    op.release = release
     parameters = [
         X,
         w,
         n,
-        release.v,
-        release.b,
         pt.concatenate(earlier, axis=-1).astype("float64") if earlier else nothing,
         pt.concatenate(z, axis=-1) if z else nothing,
-        np.broadcast_to(law.scale, core),
+        np.zeros(core),  # its shape counts
     ]
     rng = pytensor.shared(np.random.default_rng(), name=f"{name}_rng")
     variable = op.make_node(rng, None, *map(pt.as_tensor, parameters)).outputs[1]
@@ -283,4 +295,4 @@ def _largest(n: Any) -> float:
 
 def _signature(ndim: int) -> str:
     core = ",".join(f"d{i}" for i in range(ndim))
-    return f"(k,m),(k),(),(m),(m),(e),(q),({core})->({core})"
+    return f"(k,m),(k),(),(e),(q),({core})->({core})"
