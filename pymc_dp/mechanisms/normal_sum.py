@@ -28,7 +28,7 @@ from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
 
 # Keeps the covariance of the noise given s regular in directions that the records do not vary in.
-_JITTER = 1e-12
+JITTER = 1e-12
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -97,7 +97,7 @@ def _laplace_terms(P, a, b, z, C_bar, r_bar, z_bar):  # type: ignore[no-untyped-
     q = len(j)
     S = math.sqrt(2) * b[j]
     P_j = np.ascontiguousarray(P[:, j])
-    M = np.eye(q) * (1 + _JITTER)
+    M = np.eye(q) * (1 + JITTER)
     for i in range(q):
         for k in range(q):
             M[i, k] -= S[i] * P_j[j[i], k] * S[k]
