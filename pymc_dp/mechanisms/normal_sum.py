@@ -151,22 +151,18 @@ def noisy_sum(X, w, n, v, b, s, z):  # type: ignore[no-untyped-def]
     areas, K, m = X.shape
     logp, n_bar = np.empty(areas), np.zeros(areas)
     X_bar, w_bar, z_bar = np.zeros((areas, K, m)), np.zeros((areas, K)), np.zeros(z.shape)
-    centred = np.empty((K, m))
     for i in range(areas):
-        mean, V = np.zeros(m), np.zeros((m, m))
+        x = np.ascontiguousarray(X[i])
+        mean = np.zeros(m)
         for k in range(K):
             for p in range(m):
-                mean[p] += w[i, k] * X[i, k, p]
+                mean[p] += w[i, k] * x[k, p]
+        centred = x - mean
+        weighed = np.empty((K, m))
         for k in range(K):
             for p in range(m):
-                centred[k, p] = X[i, k, p] - mean[p]
-            for p in range(m):
-                x = w[i, k] * centred[k, p]
-                for q in range(p + 1):
-                    V[p, q] += x * centred[k, q]
-        for p in range(m):
-            for q in range(p):
-                V[q, p] = V[p, q]
+                weighed[k, p] = w[i, k] * centred[k, p]
+        V = centred.T @ weighed
         r = s[i] - n[i] * mean
         if m == 1 and b[0] > 0 and z.shape[1] == 0:
             logp[i], by_r, by_v = normal_laplace(r[0], n[i] * V[0, 0] + v[0], b[0])
@@ -190,13 +186,11 @@ def noisy_sum(X, w, n, v, b, s, z):  # type: ignore[no-untyped-def]
             if z.shape[1] > 0:
                 logp[i] += _laplace_terms(P, a, b, z[i], C_bar, r_bar, z_bar[i])
         n_bar[i] = (C_bar * V).sum() - (r_bar * mean).sum()
+        by_V = centred @ C_bar
         for k in range(K):
             for p in range(m):
-                x = 0.0
-                for q in range(m):
-                    x += C_bar[p, q] * centred[k, q]
-                X_bar[i, k, p] = w[i, k] * n[i] * (2 * x - r_bar[p])
-                w_bar[i, k] += n[i] * (x * centred[k, p] - r_bar[p] * X[i, k, p])
+                X_bar[i, k, p] = w[i, k] * n[i] * (2 * by_V[k, p] - r_bar[p])
+                w_bar[i, k] += n[i] * (by_V[k, p] * centred[k, p] - r_bar[p] * x[k, p])
     return logp, X_bar, w_bar, n_bar, z_bar
 
 
