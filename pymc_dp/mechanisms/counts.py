@@ -1,31 +1,19 @@
-r"""A noisy count as one observed variable, the confidential count summed out exactly.
-
-A count whose law has the natural parameter η, such as :math:`\eta = \log\lambda` or
-:math:`\eta = \operatorname{logit} p`, has :math:`p(k) = \exp(k \eta + h_k - A)`. With noise g,
-
-.. math:: \log p(s) = \log \sum_k \exp(k \eta + c_k) - A, \qquad c_k = h_k + \log g(s - k),
-
-whose derivative by η is :math:`E[k \mid s] - A'`: the value and the gradient are two sums over k.
-Any other law goes the same way with :math:`\eta = A = 0` and :math:`h_k = \log p(k)`.
-"""
+"""A noisy count as one observed variable, the confidential count summed out exactly."""
 
 import math
 from typing import Any
 
-import numba
 import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.abstract import _logprob
-from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
 from pytensor.graph.replace import vectorize_graph
-from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
 from pytensor.tensor.random import basic as rv
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
+from pymc_dp.mechanisms.count_sums import PeakedSum, TableSum
 from pymc_dp.mechanisms.distributions import DiscreteGaussian, DiscreteLaplace, draw_noise
 from pymc_dp.mechanisms.law import NoiseLaw
 from pymc_dp.mechanisms.records import static_shape
@@ -33,73 +21,6 @@ from pymc_dp.mechanisms.records import static_shape
 # Noise beyond so many scales has less than 1e-16 of its mass, even weighed by e^(scale^2/8).
 _WIDTH = {"gaussian": 12, "laplace": 40}
 _MAX_TERMS = 2**25  # 256 MB
-_NEGLIGIBLE = -40.0  # e^-40 is nothing beside 1
-
-
-@numba.njit(cache=True, error_model="numpy")
-def sum_out(eta, k0, c):  # type: ignore[no-untyped-def]
-    """Log of the sum over k and the mean of k, for every cell.
-
-    Parameters
-    ----------
-    eta : ndarray, shape (cells,)
-        Natural parameter.
-    k0 : ndarray, shape (cells,)
-        First count.
-    c : ndarray, shape (cells, width)
-        Constants of the counts k0, k0 + 1, …; -inf for impossible ones.
-    """
-    cells, width = c.shape
-    total, mean = np.empty(cells), np.empty(cells)
-    for i in range(cells):
-        top = -np.inf
-        for j in range(width):
-            top = max(top, j * eta[i] + c[i, j])
-        f, fj = 0.0, 0.0
-        for j in range(width):
-            x = j * eta[i] + c[i, j] - top
-            if x > _NEGLIGIBLE:
-                e = math.exp(x)
-                f += e
-                fj += e * j
-        total[i] = top + math.log(f) + k0[i] * eta[i]
-        mean[i] = k0[i] + fj / f
-    return total, mean
-
-
-class SumOut(Op):
-    """:func:`sum_out` in a graph; the mean is the derivative of the log-sum by η."""
-
-    __props__ = ()
-
-    def make_node(self, eta: Any, k0: Any, c: Any) -> Apply:
-        """One node; everything in double precision."""
-        inputs = [pt.as_tensor(x).astype("float64") for x in (eta, k0, c)]
-        return Apply(self, inputs, [inputs[0].type(), inputs[0].type()])
-
-    def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
-        """Compute both outputs."""
-        outputs[0][0], outputs[1][0] = sum_out(*inputs)
-
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
-        """One number per cell."""
-        return [shapes[0], shapes[0]]
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        """Cotangents of η and of the constants, which may depend on parameters; the mean has none."""
-        eta, k0, c = inputs
-        total, mean = outputs
-        g = cotangents[0]
-        k = k0[:, None] + pt.arange(c.shape[1])
-        weight = pt.exp(k * eta[:, None] + c - total[:, None])
-        return [g * mean, pt.zeros_like(k0), g[:, None] * weight]
-
-    L_op = pullback  # its name in PyTensor 2
-
-
-@register_funcify_default_op_cache_key(SumOut)
-def _(op: SumOut, **kwargs: Any) -> Any:
-    return sum_out
 
 
 class NoisyCountRV(RandomVariable):
@@ -143,15 +64,45 @@ def summed_out(total: Any, value: Any, family: str, discrete: bool, scale: Any) 
     tuple of TensorVariable
         Both of the shape of `total`.
     """
+    s = pt.as_tensor(value).astype("float64")
+    op = total.owner.op
+    parameters = [x.astype("float64") for x in op.dist_params(total.owner)]
+    if isinstance(op, rv.PoissonRV):
+        (rate,) = parameters
+        log_sum, mean = _peaked(family, pt.log(rate), s, np.inf, scale)
+        log_density = log_sum - rate
+    elif isinstance(op, rv.BinomialRV):
+        size, p = parameters
+        log_rest = pt.log1p(-p)
+        log_sum, mean = _peaked(family, pt.log(p) - log_rest, s, size, scale)
+        log_density = log_sum + size * log_rest
+    else:
+        return _by_table(total, s, family, discrete, scale)
+    return log_density + _log_noise(pt.zeros(()), family, discrete, scale), mean
+
+
+def _peaked(family: str, eta: Any, s: Any, size: Any, scale: Any) -> tuple[Any, Any]:
+    """Log-sum, but for the constant of the noise, and mean, of the shape of s."""
+    cells = [pt.broadcast_to(x, s.shape).ravel() for x in (eta, s, size, scale)]
+    log_sum, mean = PeakedSum(family == "gaussian")(*cells)
+    return log_sum.reshape(s.shape), mean.reshape(s.shape)
+
+
+def _by_table(total: Any, s: Any, family: str, discrete: bool, scale: Any) -> tuple[Any, Any]:
+    """Log-density and mean of a count of any law, from its log-mass at all counts near s."""
     half = _half_width(family, scale)
-    value = pt.as_tensor(value).astype("float64")
-    k0 = pt.maximum(pt.round(value) - half, 0)
-    k = k0[..., None] + np.arange(2 * half + 1)
-    eta, A, h = _natural(total, k)
-    c = h + _log_noise(value[..., None] - k, family, discrete, scale[..., None])
-    eta = pt.broadcast_to(eta, value.shape)
-    log_sum, mean = SumOut()(eta.ravel(), k0.ravel(), c.reshape((-1, 2 * half + 1)))
-    return log_sum.reshape(value.shape) - A, mean.reshape(value.shape)
+    k = pt.maximum(pt.round(s) - half, 0)[..., None] + np.arange(2 * half + 1)
+    x, possible, counts = total.type(), pt.constant(True), k
+    if isinstance(total.owner.op, rv.BetaBinomialRV):  # its log-mass is not a number beyond
+        size = total.owner.op.dist_params(total.owner)[0][..., None]
+        possible, counts = k <= size, pt.minimum(k, size)
+    counts = pt.moveaxis(counts, -1, 0).astype(x.dtype)
+    (log_mass,) = vectorize_graph([pm.logp(total, x)], {x: counts})
+    c = pt.switch(possible, pt.moveaxis(log_mass, 0, -1), -np.inf)
+    c = c + _log_noise(s[..., None] - k, family, discrete, scale[..., None])
+    width = 2 * half + 1
+    log_density, mean = TableSum()(k.reshape((-1, width)), c.reshape((-1, width)))
+    return log_density.reshape(s.shape), mean.reshape(s.shape)
 
 
 def observe_count(
@@ -192,7 +143,7 @@ def observe_count(
         )
     scale = np.broadcast_to(law.scale, static_shape(total))
     terms = scale.size * (2 * _half_width(law.family, scale) + 1)
-    if terms > _MAX_TERMS:
+    if terms > _MAX_TERMS and not isinstance(op, rv.PoissonRV | rv.BinomialRV):
         raise PrivacyConfigurationError(
             f"{name!r}: noise of scale {scale.max():g} in {scale.size:,} cells means sums of {terms:,} terms, "
             f"more than {_MAX_TERMS:,}. Take the counts as normal: the `statistic` of one record, with `n`."
@@ -210,33 +161,6 @@ def observe_count(
 
 def _half_width(family: str, scale: Any) -> int:
     return math.ceil(_WIDTH[family] * float(np.max(scale))) + 1
-
-
-def _natural(total: Any, k: Any) -> tuple[Any, Any, Any]:
-    """η, A and h of the counts' law; h at the counts k, shape (..., width)."""
-    op = total.owner.op
-    parameters = op.dist_params(total.owner)
-    possible = pt.constant(True)
-    if isinstance(op, rv.BinomialRV | rv.BetaBinomialRV):
-        size = parameters[0][..., None]
-        possible = k <= size
-        k = pt.minimum(k, size)
-    if isinstance(op, rv.PoissonRV):
-        (rate,) = parameters
-        return pt.log(rate), rate, -pt.gammaln(k + 1)
-    if isinstance(op, rv.BinomialRV):
-        size, p = (x.astype("float64") for x in parameters)
-        log_rest = pt.log1p(-p)
-        h = _log_binomial(size[..., None], k)
-        return pt.log(p) - log_rest, -size * log_rest, pt.switch(possible, h, -np.inf)
-    x = total.type()
-    (h,) = vectorize_graph([pm.logp(total, x)], {x: pt.moveaxis(k, -1, 0).astype(x.dtype)})
-    nothing = pt.zeros(())
-    return nothing, nothing, pt.switch(possible, pt.moveaxis(h, 0, -1), -np.inf)
-
-
-def _log_binomial(n: Any, k: Any) -> Any:
-    return pt.gammaln(n + 1) - pt.gammaln(k + 1) - pt.gammaln(n - k + 1)
 
 
 def _log_noise(residual: Any, family: str, discrete: bool, scale: Any) -> Any:

@@ -56,6 +56,7 @@ class _Mechanism:
                 zero=total is not None or n is not None,
             )
         _check_road(name, statistic, total, keep_total, n, points)
+        dims = (dims,) if isinstance(dims, str) else dims
         if total is not None:
             observed = cls._checked(name, observed, law, static_shape(total))
             return observe_count(name, total, law=law, observed=observed, dims=dims, keep_total=keep_total)
