@@ -13,8 +13,8 @@ import time
 import numpy as np
 import nutpie
 import pymc as pm
-from _report import write_report
 from _released import effective
+from _report import write_report
 
 from pymc_dp.mechanisms import DiscreteGaussianMechanism
 from pymc_dp.mechanisms.distributions import draw_discrete_gaussian

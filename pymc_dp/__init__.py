@@ -24,6 +24,8 @@ from pymc_dp.mechanisms import (
     LaplaceMechanism,
     RandomizedResponse,
     ReleasedStatistic,
+    check_releases,
+    correct_releases,
     statistics,
 )
 from pymc_dp.planning import plan
@@ -73,8 +75,10 @@ __all__ = [
     "audit",
     "calibrate_batch_size",
     "calibrate_noise",
+    "check_releases",
     "comparators",
     "compile",
+    "correct_releases",
     "max_releases",
     "mmd",
     "plan",

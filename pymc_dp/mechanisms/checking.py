@@ -130,7 +130,9 @@ def check_releases(idata: Any, model: pm.Model | None = None) -> ReleaseChecks:
         few = release.points
         many = more_points(release)
         pairs = zip(
-            moments(release, model, draws, few, 0), moments(release, model, draws, many, 1), strict=True
+            moments(release, model, draws, few, 0),
+            moments(release, model, draws, many, 1),
+            strict=True,
         )
         for (X, w, n, s, z), (X_many, w_many, *_) in pairs:
             fixed = (release.v, release.b, s, z)

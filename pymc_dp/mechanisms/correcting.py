@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pymc_dp.checks import whole
 from pymc_dp.compat import from_groups, groups_of, psis, root_attrs
 from pymc_dp.exceptions import UnsupportedModelError
-from pymc_dp.mechanisms.checking import more_points, moments, posterior_draws, releases_of
+from pymc_dp.mechanisms.checking import moments, more_points, posterior_draws, releases_of
 from pymc_dp.mechanisms.normal_sum import JITTER, normal_laplace
 from pymc_dp.mechanisms.sums import SumRelease, moments_graph
 
@@ -57,11 +57,19 @@ class Normal(NamedTuple):
             return np.array([normal_laplace(x, C[0, 0], self.b)[0] for x in r[:, 0]])
         L = np.linalg.cholesky(C)
         z = np.linalg.solve(L, r.T)
-        return -0.5 * (z**2).sum(axis=0) - np.log(np.diag(L)).sum() - 0.5 * len(L) * math.log(2 * math.pi)
+        return (
+            -0.5 * (z**2).sum(axis=0)
+            - np.log(np.diag(L)).sum()
+            - 0.5 * len(L) * math.log(2 * math.pi)
+        )
 
 
 def correct_releases(
-    idata: Any, model: pm.Model | None = None, *, particles: int = 16, random_seed: int | None = None
+    idata: Any,
+    model: pm.Model | None = None,
+    *,
+    particles: int = 16,
+    random_seed: int | None = None,
 ) -> Any:
     r"""Posterior draws without the normal approximation of released sums, by importance resampling.
 
@@ -119,7 +127,7 @@ def correct_releases(
         ("chain", "draw"),
         log_weight[kept].reshape(chains, length),
     )
-    others = {name: groups[name] for name in ("observed_data", "constant_data") if name in groups}
+    others = {n: group for n, group in groups.items() if n in ("observed_data", "constant_data")}
     attrs = {
         "release_pareto_k": k,
         "release_ess_fraction": float(1 / (weight**2).sum() / len(weight)),

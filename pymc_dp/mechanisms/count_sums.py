@@ -24,7 +24,7 @@ _NEGLIGIBLE = 1e-18  # of the largest term; terms fall at least geometrically fr
 
 @numba.njit(cache=True, error_model="numpy")
 def _log_noise_ratio(r, scale, gaussian):  # type: ignore[no-untyped-def]
-    """log g(r - 1) / g(r): one count more leaves one less to the noise."""
+    """Of g(r - 1) / g(r): one count more leaves one less to the noise."""
     if gaussian:
         return (2 * r - 1) / (2 * scale * scale)
     return (abs(r) - abs(r - 1)) / scale
@@ -32,13 +32,13 @@ def _log_noise_ratio(r, scale, gaussian):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, error_model="numpy")
 def _log_count_ratio(k, size):  # type: ignore[no-untyped-def]
-    """h of k + 1 less h of k; a Poisson count has infinite `size`."""
+    """The next h less that of k; a Poisson count has infinite `size`."""
     return (math.log(size - k) if size < np.inf else 0.0) - math.log(k + 1)
 
 
 @numba.njit(cache=True, error_model="numpy")
 def _log_term(k, eta, s, size, scale, gaussian):  # type: ignore[no-untyped-def]
-    """k η + h + log g but for the noise's constant."""
+    """Log of a term, but for the constant of the noise."""
     h = -math.lgamma(k + 1)
     if size < np.inf:
         h += math.lgamma(size + 1) - math.lgamma(size - k + 1)

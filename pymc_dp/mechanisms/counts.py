@@ -43,7 +43,9 @@ class NoisyCountRV(RandomVariable):
 
 
 @_logprob.register(NoisyCountRV)
-def _(op: NoisyCountRV, values: Any, rng: Any, size: Any, total: Any, scale: Any, **kwargs: Any) -> Any:
+def _(
+    op: NoisyCountRV, values: Any, rng: Any, size: Any, total: Any, scale: Any, **kwargs: Any
+) -> Any:
     return summed_out(total, values[0], op.family, op.dtype == "int64", scale.data)[0]
 
 

@@ -1,7 +1,7 @@
-"""Distributions whose draws are functions of their parameters and of noise of a fixed law.
+r"""Distributions whose draws are functions of their parameters and of noise of a fixed law.
 
-A variable :math:`x \\sim f(\\cdot \\mid \\theta)` of a known family is written
-:math:`x = x(\\theta, z)`: :math:`\\mu + \\sigma z` for location-scale families, :math:`\\sigma z` for
+A variable :math:`x \sim f(\cdot \mid \theta)` of a known family is written
+:math:`x = x(\theta, z)`: :math:`\mu + \sigma z` for location-scale families, :math:`\sigma z` for
 scale families, and so on.
 """
 

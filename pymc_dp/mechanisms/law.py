@@ -117,9 +117,11 @@ def noise_law(
         elif delta is not None:
             charged = charged_multiplier(z, array) if discrete else z
             epsilon = float(gaussian_epsilon(1 / charged, delta))
-    if discrete and family == "gaussian" and (
-        (array > 0) & (array < MIN_DISCRETE_GAUSSIAN_SCALE)
-    ).any():
+    if (
+        discrete
+        and family == "gaussian"
+        and ((array > 0) & (array < MIN_DISCRETE_GAUSSIAN_SCALE)).any()
+    ):
         raise PrivacyConfigurationError(
             f"{name!r}: discrete Gaussian noise needs a `scale` of at least "
             f"{MIN_DISCRETE_GAUSSIAN_SCALE}. Found {float(array.min()):g}. Use discrete Laplace noise."

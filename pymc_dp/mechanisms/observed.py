@@ -13,9 +13,9 @@ from pymc_dp.mechanisms.counts import observe_count
 from pymc_dp.mechanisms.curator import release_sum
 from pymc_dp.mechanisms.distributions import DiscreteGaussian, DiscreteLaplace
 from pymc_dp.mechanisms.law import Family, NoiseLaw, noise_law
+from pymc_dp.mechanisms.records import static_shape
 from pymc_dp.mechanisms.released import ReleasedStatistic
 from pymc_dp.mechanisms.statistics import record_sum
-from pymc_dp.mechanisms.records import static_shape
 from pymc_dp.mechanisms.sums import observe_sum
 from pymc_dp.privacy.ledger import PrivacyLedger
 
@@ -59,24 +59,27 @@ class _Mechanism:
         dims = (dims,) if isinstance(dims, str) else dims
         if total is not None:
             observed = cls._checked(name, observed, law, static_shape(total))
-            return observe_count(name, total, law=law, observed=observed, dims=dims, keep_total=keep_total)
+            return observe_count(name, total, law=law, observed=observed, dims=dims,
+                                 keep_total=keep_total)  # fmt: skip
         statistic = pt.as_tensor(statistic)
-        if n is not None:
-            shape = static_shape(statistic)
-            areas = np.ndim(n) if not hasattr(n, "ndim") else n.ndim
-            observed = cls._checked(name, observed, law, shape, shape[areas:])
-            return observe_sum(name, statistic, n=n, points=points, law=law, observed=observed, dims=dims)
-        if statistic.ndim < 1:
-            raise PrivacyConfigurationError(
-                f"{name!r}: `statistic` must have one row per record, shape (n, ...), and is summed "
-                "over its first axis here. Found a scalar: do not sum it yourself."
-            )
         if statistic.dtype == "bool":
             statistic = statistic.astype("int64")
         if cls.discrete and statistic.dtype not in pytensor.tensor.type.integer_dtypes:
             raise PrivacyConfigurationError(
                 f"{name!r}: {law.name} noise needs a statistic of integers. Found dtype "
                 f"{statistic.dtype}. Cast it with `.astype('int64')` if it is one."
+            )
+        if n is not None:
+            n = pt.as_tensor(n)
+            shape = static_shape(statistic)
+            observed = cls._checked(name, observed, law, shape, shape[n.ndim :])
+            return observe_sum(name, statistic, n=n, points=points, law=law, observed=observed,
+                               dims=dims)  # fmt: skip
+        if statistic.ndim < 1:
+            raise PrivacyConfigurationError(
+                f"{name!r}: `statistic` must have one row per record, shape (n, ...), and is summed "
+                "over its first axis here. Found a scalar: do not sum it yourself. That of one record "
+                "needs `n`."
             )
         observed = cls._checked(name, observed, law, static_shape(statistic)[1:])
         total = record_sum(statistic, law=law)
@@ -194,19 +197,36 @@ class _Mechanism:
 class LaplaceMechanism(_Mechanism):
     r"""A sum over records, observed through Laplace noise: :math:`s = \sum_i t_i(x_i) + L(b)`.
 
-    Called inside a model it adds an ordinary observed variable, of which
-    :class:`~pymc_dp.PrivacyAwareGibbs` finds the structure. :meth:`release` is the curator's end.
+    Called inside a model it adds an ordinary observed variable. What was summed is said in one of
+    three ways: by the `statistic` of latent records, of which
+    :class:`~pymc_dp.PrivacyAwareGibbs` finds the structure; by the `statistic` of one record, made
+    of ``.dist`` variables, and `n`; or by the law of a count, `total`. The last two leave no latent
+    records, and NUTS samples the model. :meth:`release` is the curator's end.
 
     Parameters
     ----------
     name : str
         Of the variable.
     statistic : TensorVariable, shape (n, ...)
-        Per-record statistic :math:`t_i(x_i)`; summed over its first axis here.
+        Per-record statistic :math:`t_i(x_i)`; summed over its first axis here. With `n`, that of
+        one record, shape (...), or of one record of every area, shape (*areas, ...).
     observed : array or ReleasedStatistic, shape (...)
         What was released. A :class:`ReleasedStatistic` brings its noise along.
+    total : TensorVariable, shape (...)
+        Law of the confidential count, such as ``pm.Binomial.dist(population, p)``. Summed out
+        exactly.
+    keep_total : bool
+        Whether to add the mean of the confidential count, given the parameters and the release, as
+        the deterministic ``{name}_total``.
+    n : int, array or TensorVariable, shape areas
+        Number of records, if `statistic` is that of one. The sum is taken as normal: see
+        :func:`~pymc_dp.check_releases`. It may be a parameter. Several mechanisms on the same
+        record are taken as one release of them all.
+    points : int, optional
+        Number of points that stand for a record's continuous variables; by default enough for n.
     scale : float or array, optional
-        b > 0, one for all entries or one per entry.
+        b > 0, one for all entries or one per entry. With `n` or `total` it may be 0: a public
+        total.
     epsilon, sensitivity : float, optional
         In place of `scale`: b is the L1 `sensitivity` of the sum divided by ε. With both `scale`
         and `sensitivity`, ε follows.
@@ -264,8 +284,8 @@ class DiscreteLaplaceMechanism(_Mechanism):
     ----------
     name, scale, epsilon, sensitivity, dims
         See :class:`LaplaceMechanism`.
-    statistic : TensorVariable of int or bool, shape (n, ...)
-        Per-record statistic.
+    statistic : TensorVariable of int or bool
+        See :class:`LaplaceMechanism`, as for `total`, `keep_total`, `n` and `points`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
 
@@ -294,8 +314,8 @@ class DiscreteGaussianMechanism(_Mechanism):
     ----------
     name, scale, epsilon, delta, sensitivity, dims
         See :class:`GaussianMechanism`.
-    statistic : TensorVariable of int or bool, shape (n, ...)
-        Per-record statistic.
+    statistic : TensorVariable of int or bool
+        See :class:`LaplaceMechanism`, as for `total`, `keep_total`, `n` and `points`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
 

@@ -104,7 +104,9 @@ class NoisySumRV(RandomVariable):
         self.release = release
         super().__init__(**kwargs)
 
-    def rng_fn(self, rng: Any, X: Any, w: Any, n: Any, earlier: Any, _: Any, like: Any, size: Any) -> Any:
+    def rng_fn(
+        self, rng: Any, X: Any, w: Any, n: Any, earlier: Any, _: Any, like: Any, size: Any
+    ) -> Any:
         """A normal sum, a regression on the earlier entries if there are any, and the noise."""
         law, v, b = self.release.law, self.release.v, self.release.b
         e = earlier.shape[-1]
@@ -166,7 +168,14 @@ def _log_density(X: Any, w: Any, n: Any, v: Any, b: Any, s: Any, z: Any) -> Any:
 
 
 def observe_sum(
-    name: str, statistic: Any, *, n: Any, points: int | None, law: NoiseLaw, observed: Any, dims: Any
+    name: str,
+    statistic: Any,
+    *,
+    n: Any,
+    points: int | None,
+    law: NoiseLaw,
+    observed: Any,
+    dims: Any,
 ) -> Any:
     """Add the observed variable to the model whose context this is.
 
@@ -236,7 +245,9 @@ def observe_sum(
     return model.register_rv(variable, name, observed=observed, dims=dims)
 
 
-def variances(law: NoiseLaw, shape: tuple[int, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def variances(
+    law: NoiseLaw, shape: tuple[int, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Variances of normal noise and scales of Laplace noise, flat, the others being 0.
 
     Discrete noise is taken as continuous noise of the same variance.
@@ -258,7 +269,9 @@ def latent_size(b: NDArray[np.float64]) -> int:
 
 def sum_releases(model: pm.Model) -> list[SumRelease]:
     """The releases of a model that are no part of another."""
-    found = [rv.owner.op.release for rv in model.observed_RVs if isinstance(rv.owner.op, NoisySumRV)]
+    found = [
+        rv.owner.op.release for rv in model.observed_RVs if isinstance(rv.owner.op, NoisySumRV)
+    ]
     stacked = {entry.name for release in found for entry in release.entries[:-1]}
     return [release for release in found if release.entries[-1].name not in stacked]
 
@@ -288,7 +301,11 @@ def _same_records(model: pm.Model, own: Entry, n: Any) -> SumRelease | None:
 
 def _largest(n: Any) -> float:
     try:
-        return float(pt.get_underlying_scalar_constant_value(n)) if n.ndim == 0 else float(n.data.max())
+        return (
+            float(pt.get_underlying_scalar_constant_value(n))
+            if n.ndim == 0
+            else float(n.data.max())
+        )
     except (AttributeError, pt.exceptions.NotScalarConstantError):
         return _TYPICAL_N
 
