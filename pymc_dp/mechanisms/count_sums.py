@@ -143,10 +143,6 @@ class PeakedSum(Op):
         """Compute both outputs."""
         outputs[0][0], outputs[1][0] = peaked_sum(*inputs, self.gaussian)
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
-        """One number per cell."""
-        return [shapes[0], shapes[0]]
-
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         """The mean is the derivative by η; nothing else is a parameter."""
         return [cotangents[0] * outputs[1], *(pt.zeros_like(x) for x in inputs[1:])]
@@ -167,10 +163,6 @@ class TableSum(Op):
     def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
         """Compute both outputs."""
         outputs[0][0], outputs[1][0] = table_sum(*inputs)
-
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
-        """One number per cell."""
-        return [(shapes[1][0],), (shapes[1][0],)]
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         """The terms' weights are the derivatives by their logs."""

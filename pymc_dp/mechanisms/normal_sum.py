@@ -210,11 +210,6 @@ class NoisySum(Op):
         for output, value in zip(outputs, noisy_sum(*inputs), strict=True):
             output[0] = value
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
-        """Shapes of the outputs from those of the inputs."""
-        X, w, n, *_, z = shapes
-        return [n, X, w, n, z]
-
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         """Cotangents of the inputs; nothing is differentiated twice, and released values not at all."""
         _, X_bar, w_bar, n_bar, z_bar = outputs
