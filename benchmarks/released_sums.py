@@ -79,8 +79,8 @@ def speed_rows():
     model, latents = regression(1, s, n=n)
     with model:
         step = dp.PrivacyAwareGibbs(latents)
-    trace, each = run(model, step, ["beta"], draws=300, tune=200)
-    yield summary("n latent records, PrivacyAwareGibbs", trace, 500 * each, f"{1e3 * each:.0f} ms per iteration")  # fmt: skip
+    trace, each = run(model, step, ["beta"], draws=150, tune=100)
+    yield summary("n latent records, PrivacyAwareGibbs", trace, 250 * each, f"{1e3 * each:.0f} ms per iteration")  # fmt: skip
 
 
 def cost_rows():
