@@ -217,7 +217,8 @@ def main():
             "A regression from nine released sums of 10,000 records",
             "Laplace noise, ε = 1; one made-up release. All in one run, one thread; CPU seconds with tuning, without "
             "compilation; the smallest effective sample size of the three coefficients. The last column is what "
-            "`check_releases` says of the first two rows.",
+            "`check_releases` says of the first two rows. `PrivacyAwareGibbs` made 100 + 150 iterations only, too few for its "
+            "own effective sample size to be trusted; the machine was busy, so compare inside the table.",
             ["how", "CPU s", "ESS", "ESS per CPU s", "means", "sds", "note"],
             list(speed_rows()),
         )  # fmt: skip
