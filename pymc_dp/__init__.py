@@ -25,6 +25,8 @@ from pymc_dp.mechanisms import (
     LaplaceMechanism,
     RandomizedResponse,
     ReleasedStatistic,
+    check_releases,
+    correct_releases,
     statistics,
 )
 from pymc_dp.planning import plan
@@ -75,8 +77,10 @@ __all__ = [
     "audit",
     "calibrate_batch_size",
     "calibrate_noise",
+    "check_releases",
     "comparators",
     "compile",
+    "correct_releases",
     "expected_tilt",
     "max_releases",
     "mmd",

@@ -143,7 +143,9 @@ class DPAnchored(PrivateStep):
                         measure, law, tempering=self._tempering, draws=self.iterations,
                         chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
                     )  # fmt: skip
-            if 0 < purse.spent < 1 - _ROUNDING:  # a search that was lost, or a chain that was not needed
+            if (
+                0 < purse.spent < 1 - _ROUNDING
+            ):  # a search that was lost, or a chain that was not needed
                 self.run.settle_first(purse.close())
             for warning in found.warnings:
                 _log.warning("%s", warning)
