@@ -51,6 +51,8 @@ benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/gibbs_speed.py
 	$(BIN)/python benchmarks/gibbs_mixing.py
 	$(BIN)/python benchmarks/gibbs_coverage.py
+	$(BIN)/python benchmarks/small_areas.py
+	$(BIN)/python benchmarks/released_sums.py
 	$(BIN)/python benchmarks/anchored_mmd.py
 	$(BIN)/python benchmarks/federated.py
 	$(BIN)/python benchmarks/anchored_limit.py

@@ -2,6 +2,7 @@
 
 from pymc_dp._version import __version__
 from pymc_dp.evidence.audit import audit
+from pymc_dp.evidence.expected import ExpectedTilt, expected_tilt
 from pymc_dp.evidence.mmd import mmd
 from pymc_dp.evidence.plots import plot_tradeoff
 from pymc_dp.evidence.tradeoff import Tradeoff, tradeoff
@@ -24,6 +25,8 @@ from pymc_dp.mechanisms import (
     LaplaceMechanism,
     RandomizedResponse,
     ReleasedStatistic,
+    check_releases,
+    correct_releases,
     statistics,
 )
 from pymc_dp.planning import plan
@@ -52,6 +55,7 @@ __all__ = [
     "DPPenalty",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",
+    "ExpectedTilt",
     "GaussianMechanism",
     "InsecureSeededNoise",
     "LaplaceMechanism",
@@ -73,8 +77,11 @@ __all__ = [
     "audit",
     "calibrate_batch_size",
     "calibrate_noise",
+    "check_releases",
     "comparators",
     "compile",
+    "correct_releases",
+    "expected_tilt",
     "max_releases",
     "mmd",
     "plan",

@@ -48,6 +48,7 @@ __all__ = [
     "index_axes",
     "io_toposort",
     "lower_named_dims",
+    "psis",
     "pushforward",
     "read_netcdf",
     "root_attrs",
@@ -191,6 +192,15 @@ def read_netcdf(path: Any) -> Any:
     if HAS_INFERENCE_DATA:
         return az.InferenceData.from_netcdf(path)
     return xr.open_datatree(path, engine="h5netcdf")
+
+
+def psis(log_weights: Any) -> tuple[Any, float]:
+    """Pareto-smoothed log-weights that sum to one, and the k of the fitted tail."""
+    if HAS_INFERENCE_DATA:
+        smoothed, k = az.psislw(log_weights)
+        return smoothed, float(k)
+    smoothed, k = xr.DataArray(-log_weights, dims="draw").azstats.psislw(dim="draw")
+    return smoothed.values, float(k)
 
 
 def summary(result: Any, **keywords: Any) -> Any:

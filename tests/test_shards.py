@@ -4,7 +4,6 @@ import os
 import pickle
 import signal
 import time
-from dataclasses import replace
 
 import cloudpickle
 import numpy as np
@@ -12,7 +11,6 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noisy_sum import noisy_sum, noisy_total
@@ -187,7 +185,9 @@ def test_draws_are_those_of_one_machine(client, one_machine, quiet, sizes):
 
 GRADIENTS = {
     "DPAnchored": {"step": dp.DPAnchored, "epsilon": 8.0},
-    "DPAnchored, order 1": {"step": dp.DPAnchored, "epsilon": 8.0},
+    "DPAnchored, add-or-remove": {
+        "step": dp.DPAnchored, "epsilon": 8.0, "neighbours": "add-or-remove", "delta": 1e-5,
+    },
     "DPHMC": {"step": dp.DPHMC, "epsilon": 8.0, "n_leapfrog": 2},
     "DPHMC, add-or-remove": {
         "step": dp.DPHMC, "epsilon": 8.0, "n_leapfrog": 2, "neighbours": "add-or-remove", "delta": 1e-5,
@@ -197,11 +197,8 @@ GRADIENTS = {
 
 @pytest.mark.parametrize("name", GRADIENTS)
 @pytest.mark.parametrize("sizes", [[1600, 1600], [800] * 4], ids=str)
-def test_samplers_with_derivatives_draw_like_one_machine(client, quiet, name, sizes, monkeypatch):
-    """Anchor, residuals and gradients too: histograms, sums and counts of all workers are whole numbers."""
-    if "order 1" in name:
-        never = replace(SETTINGS, largest_hessian_noise=0.0)
-        monkeypatch.setattr("pymc_dp.anchor.build.SETTINGS", never)
+def test_samplers_with_derivatives_draw_like_one_machine(client, quiet, name, sizes):
+    """Anchors and gradients too: histograms, sums and counts of all workers are whole numbers."""
     settings = {
         "draws": 8,
         "chains": 1,
@@ -217,7 +214,15 @@ def test_samplers_with_derivatives_draw_like_one_machine(client, quiet, name, si
         np.testing.assert_array_equal(ours, theirs)
     assert spread.guarantee.neighbours == alone.guarantee.neighbours
     if "anchor" in vars(alone):
-        assert alone.anchor.order == (1 if "order 1" in name else 2)
+        assert_same_law(spread.anchor, alone.anchor)
+
+
+def assert_same_law(ours, theirs):
+    """To the last bit: of all that was released for it, and of what clipped it."""
+    for name in ("centre", "beta", "J", "S"):
+        np.testing.assert_array_equal(*(getattr(a.posterior.law, name) for a in (ours, theirs)))
+    assert np.abs(ours.posterior.law.beta).min() > 0
+    assert (ours.surprise, ours.hessian_clip) == (theirs.surprise, theirs.hessian_clip)
 
 
 def test_samples_of_units_are_those_of_one_machine(client, quiet):
@@ -239,6 +244,14 @@ def test_another_record_changes_them(client, one_machine, quiet):
     shards = dp.Shards(client, loader([1600, 1600], Y=y), records=[1600, 1600])
     _, rates = run(step_on(stand_in(), shards=shards), quiet)
     assert not np.array_equal(rates, one_machine[1])
+
+    def law(**keywords):
+        settings = GRADIENTS["DPAnchored"] | {"draws": 8, "chains": 1, "chunk_size": CHUNK}
+        step = settings.pop("step")(noise_source=dp.InsecureSeededNoise(3), **settings, **keywords)
+        return step.build_anchor().posterior.law
+
+    ours, theirs = law(model=stand_in(), shards=shards), law(model=model_of(*records()))
+    assert not np.array_equal(ours.beta, theirs.beta)
 
 
 def test_units_are_those_of_one_machine(client, quiet):

@@ -57,8 +57,7 @@ def draw(
         with quiet_pymc(), pm.Model(model=None):  # not part of one that the user is in
             z = pm.Flat("z", shape=d, initval=np.zeros(d))
             theta = posterior.mean + pt.dot(R, z)
-            u = theta - law.centre
-            pm.Potential("law", pt.dot(law.k, u) - pt.dot(u, pt.dot(law.K, u)) / 2)
+            pm.Potential("law", law.log_density(theta))
             pm.Potential("prior", log_public.at(theta))
             sampled: Any = pm.sample(
                 draws, tune=_TUNE, chains=chains, cores=1, random_seed=seed, progressbar=False,

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -63,10 +64,10 @@ class Law:
         r""":math:`J (J+S)^{-1} \hat\beta`."""
         return np.asarray(self.kept @ self.beta)
 
-    def log_density(self, theta: Vector) -> float:
-        """Logarithm of the law's density as a function of θ, up to a constant."""
+    def log_density(self, theta: Any) -> Any:
+        """Logarithm of the law's density as a function of θ, symbolic or not, up to a constant."""
         u = theta - self.centre
-        return float(u @ self.k - u @ self.K @ u / 2)
+        return u @ self.k - u @ (self.K @ u) / 2
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,19 @@ class Posterior:
         prior = np.diag(np.linalg.inv(floored(self.prior, 1e-12)))
         return np.asarray(np.diag(self.covariance) / prior)
 
+    @property
+    def pulls(self) -> Vector:
+        r"""How far every parameter was pulled from the prior's mode, shape (d,), in sds of what the law explains.
+
+        With prior :math:`N(0, \Lambda^{-1})` and the law true, the posterior's mean has covariance
+        :math:`\Lambda^{-1} - Q^{-1}` over data sets: about 1, or 0 where nothing was learnt. Large is a law that
+        contradicts itself, as when a group's gradients were seen and its information was clipped away.
+        """
+        prior = np.linalg.inv(floored(self.prior, 1e-12))
+        moved = prior @ (self.law.k - self.law.K @ (self.mean - self.law.centre))
+        explained = np.maximum(np.diag(prior - self.covariance), 1e-9 * np.diag(prior))
+        return np.asarray(np.abs(moved) / np.sqrt(explained))
+
 
 def posterior_of(
     law: Law, log_public: PublicLogDensity, start: Vector, looks: "Pooled | None" = None
@@ -165,12 +179,18 @@ class Pooled:
         Of their curvatures.
     at : ndarray, shape (d,)
         Where, seen from the place, the curvature's noise does not matter: the gradients' mean place.
+    parts : ndarray, shape (looks, d, d)
+        :math:`B_t`, of their gradients; they add up to the identity.
+    curvature : ndarray, shape (d, d)
+        A, the curvatures' mean as it was released: the law's J is what was made of it.
     """
 
     law: Law
     looks: Sequence[Look]
     weights: Vector
     at: Vector
+    parts: Vector
+    curvature: Vector
 
     def noise_at(self, u: Vector) -> Vector:
         """S for a mode at u, the noise of the curvature included."""
@@ -226,9 +246,11 @@ def pooled(
 
     information, rhs, at = np.zeros((d, d)), np.zeros(d), np.zeros(d)
     noise_part, clipped_part = np.zeros((d, d)), np.zeros((d, d))
+    informations = []
     for look, off in zip(looks, change * far**2 / 4, strict=True):
         u, noisy = look.theta - place, look.covariance + off * P
         Q = np.linalg.inv(noisy + look.clipped @ look.clipped.T)
+        informations.append(Q)
         information += Q
         rhs += Q @ (look.gradient + J @ u)
         at += Q @ u
@@ -237,7 +259,8 @@ def pooled(
     inverse = np.linalg.inv(information)
     R = inverse @ clipped_part
     S = inverse @ noise_part @ inverse + R @ R.T
-    return Pooled(Law(place, inverse @ rhs, J, S), looks, weights, inverse @ at)
+    law = Law(place, inverse @ rhs, J, S)
+    return Pooled(law, looks, weights, inverse @ at, inverse @ np.array(informations), A)
 
 
 def far_away(precision: Vector, sd: float) -> float:

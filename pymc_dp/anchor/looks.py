@@ -276,7 +276,7 @@ class Looks:
         finely : float
             Share of another histogram, in the chosen frame, for the bound; 0 for none.
         """
-        count = for_count > 0 and self._longest > 0
+        count = for_count > 0 and self._longest > 0 and not finely
         still = self._still_long(theta, for_count) if count else (0.0, 1.0)
         found, seen = [], math.inf
         for V in frames:

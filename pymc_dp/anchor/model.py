@@ -5,7 +5,33 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_dp.anchor.law import Posterior
+from pymc_dp.anchor.residuals import Expansion
 from pymc_dp.linalg import Vector
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The chain that the law's draws need. Nothing in it is private.
+
+    Parameters
+    ----------
+    expansion : Expansion
+        What its residuals are of: the looks that count.
+    posterior : Posterior
+        Given these looks.
+    clip : float
+        c of :class:`~pymc_dp.anchor.price.Price`.
+    share : float
+        What is left for it of the budget.
+    n_units : float
+        How many units, as far as may be known.
+    """
+
+    expansion: Expansion
+    posterior: Posterior
+    clip: float
+    share: float
+    n_units: float
 
 
 @dataclass(frozen=True)
@@ -18,6 +44,8 @@ class Anchor:
         Given what was released, approximately; its law is what draws are made from.
     W : ndarray, shape (d, d)
         Whitens the posterior without noise, about.
+    V : ndarray, shape (d, d)
+        The last look's frame.
     gradient_clip, hessian_clip : float
         b and C of the last look, in its frame.
     surprise : float
@@ -29,16 +57,20 @@ class Anchor:
         Steps to the mode.
     arrived : bool
         Whether the search ended near it, as far as it could tell.
+    correction : Correction, optional
+        If the law is off, and a chain can be paid for.
     """
 
     posterior: Posterior
     W: Vector
+    V: Vector
     gradient_clip: float
     hessian_clip: float
     surprise: float
     off: Vector
     rounds: int
     arrived: bool
+    correction: Correction | None = None
 
     @property
     def tilt(self) -> float:

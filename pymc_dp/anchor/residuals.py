@@ -1,107 +1,176 @@
-"""What an anchor leaves of the units' log-likelihoods: private residuals, and what is asked of them."""
+r"""What pooled looks leave of the units' log-likelihoods: private residuals, and what is asked of them.
+
+In coordinates :math:`\theta = \theta_r + W x`, unit i's anchor is a fixed linear function of its clipped terms in
+all looks, of which weights :math:`w_t` and parts :math:`B_t` are public,
+
+.. math::
+    H_i = \sum_t w_t \tilde H_{i,t}, \qquad g_i = \sum_t B_t (\tilde g_{i,t} - H_i u_t), \qquad
+    h_i(x) = \ell_i(\theta_r + Wx) - \ell_i(\theta_r) - g_i^\top W x - \tfrac12 (Wx)^\top H_i W x .
+
+The looks have released the sums of the first two, with noise.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.settings import SETTINGS
-from pymc_dp.linalg import (
-    Vector,
-    as_vectors,
-    clip,
-    inverse_root,
-    norms,
-    shrink,
-    subtract_terms,
-)
+from pymc_dp.anchor.law import Pooled
+from pymc_dp.linalg import Vector, as_matrix, as_vectors, clip, subtract_terms
 from pymc_dp.records.questions import Gradient, Hessian, Units
 from pymc_dp.records.sums import LastPoints, LocalRecords
 
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    r"""Around what, and of how many units, residuals are: public, and small enough to travel.
+    r"""Around what residuals are: public, and small enough to travel.
 
     Parameters
     ----------
-    anchor : Anchor
+    pool : Pooled
+        The looks, and how they are weighted.
+    W : ndarray, shape (d, d)
+        In coordinates x the posterior is about white.
     tempering : float
         T.
-    n_units : int
-        Of all processes together: at order 1 each has this part of the anchor's curvature.
     """
 
-    anchor: Anchor
-    tempering: float
-    n_units: int
+    pool: Pooled
+    W: Vector
+    tempering: float = 1.0
 
-    def is_like(self, other: "Expansion") -> bool:
-        """Whether the residuals of both are the same."""
-        return self is other or all(
-            np.array_equal(mine, its)
-            for mine, its in zip(self._numbers, other._numbers, strict=True)
-        )
+    def to_theta(self, x: Vector) -> Vector:
+        r""":math:`\theta_r + W x`."""
+        return np.asarray(self.pool.law.centre + self.W @ x)
 
-    @property
-    def _numbers(self) -> list[Any]:
-        a = self.anchor
-        shared = a.curvature if a.order == 1 else 0.0
-        return [a.theta0, a.W, a.order, a.gradient_clip, a.hessian_clip, self.tempering, shared]
+    @cached_property
+    def inverse(self) -> Vector:
+        """:math:`W^{-1}`."""
+        return np.asarray(np.linalg.inv(self.W))
+
+    def log_ratio(self, x: Vector) -> float:
+        r""":math:`\hat\beta^\top u - \frac12 u^\top \hat A u`, u = Wx: what the looks say of the log-likelihood.
+
+        With the curvature as it was released, so that with the residuals' sum the rest is noise of known law.
+        """
+        u = self.W @ x
+        return float(self.beta @ u - u @ self.pool.curvature @ u / 2)
+
+    @cached_property
+    def beta(self) -> Vector:
+        r""":math:`\hat\beta = \sum_t B_t (G_t + \hat A u_t)`."""
+        pool = self.pool
+        seen = [
+            look.gradient + pool.curvature @ (look.theta - pool.law.centre) for look in pool.looks
+        ]
+        return np.asarray(np.einsum("tij,tj->i", pool.parts, np.array(seen)))
+
+    @cached_property
+    def key(self) -> bytes:
+        """What units' terms depend on, to the last bit."""
+        pool = self.pool
+        arrays = [pool.law.centre, self.W, pool.weights, pool.parts]
+        for look in pool.looks:
+            bounds = [look.gradient_clip, look.hessian_clip, self.tempering]
+            arrays += [look.theta, look.V, np.array(bounds)]
+        return b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+
+
+def reach(x: Vector, new: Vector) -> float:
+    r""":math:`|x' - x| \max(|x|, |x'|, \sqrt d)^2`: how a third order's change grows with a move.
+
+    The same in both directions, to the last bit. Not less than at a typical distance, as the looks were made
+    about there.
+    """
+    far = max(float(x @ x), float(new @ new), float(len(x)))
+    return float(np.linalg.norm(new - x)) * far
 
 
 @dataclass(frozen=True, eq=False)
-class ResidualRatio:
-    r""":math:`h_i(u') - h_i(u)`.
+class Residual:
+    r""":math:`h_i(x)`.
 
     Parameters
     ----------
     expansion : Expansion
-    u, new : ndarray, shape (d,)
+    x : ndarray, shape (d,)
     """
 
     expansion: Expansion
-    u: Vector
+    x: Vector
+    dimension = None
+
+    def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`~pymc_dp.records.questions.Question`."""
+        yield from residuals_of(records, self.expansion, units).at([self.x])
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualRatio:
+    r""":math:`h_i(x') - h_i(x)`.
+
+    Parameters
+    ----------
+    expansion : Expansion
+    x, new : ndarray, shape (d,)
+    """
+
+    expansion: Expansion
+    x: Vector
     new: Vector
     dimension = None
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.questions.Question`."""
-        now, new = residuals_of(records, self.expansion, units).at([self.u, self.new])
+        now, new = residuals_of(records, self.expansion, units).at([self.x, self.new])
         yield new - now
 
 
 @dataclass(frozen=True, eq=False)
 class ResidualSizes:
-    """Units' residual ratios between public pairs of points, over the bound that they get.
+    """Largest size of a unit's residual ratios over :func:`reach`, between some public pairs of points.
 
     Parameters
     ----------
     expansion : Expansion
-    clipped : bool
-        Whether ratios are beyond the bound, as 1/2 or −1/2, in place of the sizes. Rather than 0 and 1: half
-        the sensitivity.
+    pairs : ndarray, shape (pairs, 2, d)
+        All are every unit's: which it has must not depend on how many others there are.
     """
 
     expansion: Expansion
-    clipped: bool = False
+    pairs: Vector
     dimension = None
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.questions.Question`."""
-        residuals, anchor = residuals_of(records, self.expansion, units), self.expansion.anchor
-        rng = np.random.default_rng(0)  # public: where to look
-        d, root = len(anchor.theta0), inverse_root(anchor.precision)
-        sizes = np.empty(records.n_units)
-        for k in range(SETTINGS.probes):
-            u, new = anchor.mean + rng.standard_normal((2, d)) @ root
-            ratios = residuals(new) - residuals(u)
-            some = slice((k - records.first_unit) % SETTINGS.probes, None, SETTINGS.probes)
-            sizes[some] = np.abs(ratios[some]) / anchor.bound(u, new)
-        yield np.where(sizes > 1, 0.5, -0.5) if self.clipped else sizes
+        residuals = residuals_of(records, self.expansion, units)
+        sizes = np.zeros(records.n_units)
+        for x, new in self.pairs:
+            sizes = np.maximum(sizes, np.abs(residuals(new) - residuals(x)) / reach(x, new))
+        yield sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Clipped:
+    """Whether a unit's residual ratio is clipped in any of some moves: 1 or 0.
+
+    Parameters
+    ----------
+    sizes : ResidualSizes
+    clip : float
+        c.
+    """
+
+    sizes: ResidualSizes
+    clip: float
+    dimension = None
+
+    def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`~pymc_dp.records.questions.Question`. What is not a number is clipped, to 0."""
+        for sizes in self.sizes.terms(records, units):
+            yield np.where(sizes <= self.clip, 0.0, 1.0)
 
 
 def residuals_of(
@@ -111,17 +180,16 @@ def residuals_of(
     if units is not None:
         raise NotImplementedError("Residuals are computed of all units.")
     kept = records.held
-    if not (isinstance(kept, Residuals) and kept.expansion.is_like(expansion)):
+    if not (isinstance(kept, Residuals) and kept.expansion.key == expansion.key):
         kept = records.held = Residuals(records, expansion)
     return kept
 
 
 class Residuals:
-    r"""Units' residuals :math:`h_i(u)` of an anchor. Private: never leave the process, not pickled.
+    r"""Units' residuals :math:`h_i(x)`. Private: never leave the process, not pickled.
 
-    Units' terms of the anchor are kept, one column of numbers for each entry of their gradients and
-    Hessians; in single precision, which is as fine as the grid that their sums are released on. Where
-    the Hessians are too many to keep (64 MiB), second derivatives along the move are computed instead.
+    Units' terms are kept, one column of numbers for each entry of :math:`g_i` and :math:`H_i`, in single
+    precision, which is as fine as the grid that their sums are released on.
 
     Parameters
     ----------
@@ -131,35 +199,19 @@ class Residuals:
 
     def __init__(self, records: LocalRecords, expansion: Expansion):
         self._records, self.expansion = records, expansion
-        self._kept: tuple[Vector, NDArray[np.float32], Vector | None] | None = None
+        self._columns = np.ascontiguousarray(_terms(records, expansion).T, dtype=np.float32)
+        self._at_zero = self._log_likelihood(expansion.pool.law.centre)
         self._last = LastPoints()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}
 
     def at(self, points: Sequence[Vector]) -> list[Vector]:
         """Residuals at some points, kept for the next time. Not to be changed in place."""
         return self._last(self, points)
 
-    def __call__(self, u: Vector) -> Vector:
+    def __call__(self, x: Vector) -> Vector:
         """Residual of every unit, shape (units,). May contain NaN: clip before use."""
-        a, n = self.expansion.anchor, self.expansion.n_units
-        if self._kept is None:
-            self._kept = self._prepare()
-        at_zero, columns, factors = self._kept
-        h, v = self._log_likelihood(a.to_theta(u)), u
-        if a.order == 2 and factors is None:
-            v = np.append(u, as_vectors(np.outer(u, u)) / 2)
-        subtract_terms(h, at_zero, columns, v)
-        if a.order == 1:
-            # A public share of the curvature, the same for all, added back by `log_ratio`.
-            h += (u @ a.curvature @ u) / (2 * n)
-        elif factors is not None:
-            along = self._records.curvature_along(a.theta0, a.W @ u)
-            if self.expansion.tempering != 1:
-                along = along * self.expansion.tempering
-            along *= factors
-            h -= along
+        h = self._log_likelihood(self.expansion.to_theta(x))
+        v = np.append(x, as_vectors(np.outer(x, x)) / 2)
+        subtract_terms(h, self._at_zero, self._columns, v)
         return h
 
     def _log_likelihood(self, theta: Vector) -> Vector:
@@ -169,18 +221,27 @@ class Residuals:
             values *= self.expansion.tempering
         return values
 
-    def _prepare(self) -> tuple[Vector, NDArray[np.float32], Vector | None]:
-        """Log-likelihoods at the anchor, gradients and Hessians, or half the factors that clip these."""
-        a, records = self.expansion.anchor, self._records
-        at = a.theta0, a.W, self.expansion.tempering
-        gradients = Gradient(*at).terms(records)
-        terms = [np.concatenate([clip(chunk, a.gradient_clip) for chunk in gradients])]
-        factors = None
-        if a.order == 2 and records.keeps_hessians:
-            chunks = Hessian(*at).terms(records)
-            terms.append(np.concatenate([clip(chunk, a.hessian_clip) for chunk in chunks]))
-        elif a.order == 2:
-            sizes = map(norms, Hessian(*at).terms(records))
-            factors = np.concatenate([shrink(size, a.hessian_clip) / 2 for size in sizes])
-        columns = np.ascontiguousarray(np.hstack(terms).T, dtype=np.float32)
-        return self._log_likelihood(a.theta0), columns, factors
+
+def _terms(records: LocalRecords, expansion: Expansion) -> NDArray[np.float64]:
+    r"""Units' :math:`W^\top g_i` and :math:`W^\top H_i W` as vectors, shape (units, d + d(d+1)/2)."""
+    pool, W, T = expansion.pool, expansion.W, expansion.tempering
+    d = len(W)
+    p = d * (d + 1) // 2
+    basis = [as_matrix(e, d) for e in np.eye(p)]
+    g, H = np.zeros((records.n_units, d)), np.zeros((records.n_units, p))
+    for look, w, B in zip(pool.looks, pool.weights, pool.parts, strict=True):
+        at = look.theta, look.V, T
+        X = look.inverse @ W
+        L = w * np.array([as_vectors(X.T @ E @ X) for E in basis])
+        start = 0
+        for chunk in Hessian(*at).terms(records):
+            H[start : start + len(chunk)] += clip(chunk, look.hessian_clip) @ L
+            start += len(chunk)
+        M, start = look.inverse @ B.T @ W, 0
+        for chunk in Gradient(*at).terms(records):
+            g[start : start + len(chunk)] += clip(chunk, look.gradient_clip) @ M
+            start += len(chunk)
+    for look, B in zip(pool.looks, pool.parts, strict=True):
+        v = expansion.inverse @ (look.theta - pool.law.centre)
+        g -= H @ np.array([E @ v for E in basis]) @ (expansion.inverse @ B.T @ W)
+    return np.hstack([g, H])

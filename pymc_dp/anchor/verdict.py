@@ -28,7 +28,12 @@ class Verdict(NamedTuple):
     warnings: list[str]
 
 
-def judge(anchor: Anchor, labels: list[str], largest: Callable[[Vector], str]) -> Verdict:
+def judge(
+    anchor: Anchor,
+    labels: list[str],
+    largest: Callable[[Vector], str],
+    unspent: str = "is not charged",
+) -> Verdict:
     """Judge an anchor by what it has released of itself.
 
     Parameters
@@ -38,14 +43,16 @@ def judge(anchor: Anchor, labels: list[str], largest: Callable[[Vector], str]) -
         The parameters' names.
     largest : callable
         Names the parameters with the largest of d numbers, for people.
+    unspent : str
+        What becomes of the budget that a lost search has not spent.
     """
-    s, tilts, kept = SETTINGS, anchor.posterior.tilts, anchor.unlearnt
+    s, tilts = SETTINGS, anchor.posterior.tilts
     if not anchor.arrived:
         return Verdict(
             False,
             [
-                f"{NOT_ARRIVED}: it diverged. The draws are the prior's, and what was not spent is not "
-                f"charged. {_MORE} Covariates scaled by public constants to about 1 help too."
+                f"{NOT_ARRIVED}: it diverged. The draws are the prior's, and what was not spent {unspent}. "
+                f"{_MORE} Covariates scaled by public constants to about 1 help too."
             ],
         )
     warnings = []
@@ -60,7 +67,16 @@ def judge(anchor: Anchor, labels: list[str], largest: Callable[[Vector], str]) -
             "records that stands far out, or a strongly curved posterior, can cause this; a larger `epsilon` "
             "would help."
         )
-    of_prior = [labels[k] for k in np.flatnonzero(kept > s.prior_warning)]
+    pulled = (anchor.posterior.pulls > s.pulled) & (anchor.unlearnt > s.little_learnt)
+    if pulled.any():
+        usable = False
+        named = _listed([labels[k] for k in np.flatnonzero(pulled)])
+        warnings.append(
+            f"The releases contradict each other about {named}: it is much further from its prior than the "
+            "information that was seen could move it. A few records that alone tell of it, and that were clipped, "
+            f"cause this; so does a prior that is far off. Do not use its draws. {_MORE}"
+        )
+    of_prior = of_the_prior(anchor, labels)
     if len(of_prior) == len(labels) or float(tilts.min()) > s.tilt_unusable:
         usable = False
         warnings.append(
@@ -81,6 +97,13 @@ def judge(anchor: Anchor, labels: list[str], largest: Callable[[Vector], str]) -
     return Verdict(usable, warnings)
 
 
+def of_the_prior(anchor: Anchor, labels: list[str]) -> list[str]:
+    """Names of the parameters of which next to nothing was learnt."""
+    if not anchor.arrived:
+        return labels
+    return [labels[k] for k in np.flatnonzero(anchor.unlearnt > SETTINGS.prior_warning)]
+
+
 def _listed(names: list[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (
         f" and {len(names) - most} others" if len(names) > most else ""
@@ -89,11 +112,10 @@ def _listed(names: list[str], most: int = 6) -> str:
 
 def report(anchor: Anchor, labels: list[str], usable: bool) -> dict[str, float | str]:
     """What a result's metadata say of its anchor."""
-    kept = anchor.unlearnt > SETTINGS.prior_warning
     return {
         "usable": float(usable),
         "tilt": anchor.tilt,
         "surprise": anchor.surprise,
         "rounds": anchor.rounds,
-        "of_the_prior": ", ".join(np.array(labels)[kept]) if anchor.arrived else "all",
+        "of_the_prior": ", ".join(of_the_prior(anchor, labels)) if anchor.arrived else "all",
     }

@@ -2,19 +2,23 @@
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.parameters import ParameterSpace
-from pymc_dp.linalg import Vector, norms
+from pymc_dp.linalg import Vector
 from pymc_dp.privacy.noisy_sum import check_bound
 from pymc_dp.privacy.purse import LEAST_SHARE
-from pymc_dp.records.questions import Gradient, Hessian, LogLikelihoodRatio, Question, Units
-from pymc_dp.records.sums import LocalRecords
+from pymc_dp.records.questions import (
+    Centred,
+    Gradient,
+    Hessian,
+    LogLikelihoodRatio,
+    Longer,
+    Question,
+)
 
 Answer = Mapping[str, Vector]
 Ask = Callable[[str, Mapping[str, Vector]], list[Answer]]
@@ -22,36 +26,10 @@ Ask = Callable[[str, Mapping[str, Vector]], list[Answer]]
 
 RATIO = "ratio"
 SIZES = ("gradient_sizes", "hessian_sizes")
-SUMS = ("gradient", "hessian", "clipped")
+SUMS = ("gradient", "hessian")
+LONGER = "longer"
 MOST_BINS = 8
 """Bins per octave that a histogram may be asked for."""
-CLIPPED_BOUND = math.sqrt(0.5)
-"""Norm of a unit's two marks, in the count of what is clipped."""
-
-
-@dataclass(frozen=True, eq=False)
-class Clipped:
-    """Whether a unit's gradient, and whether its Hessian, is longer than a bound: 1/2 or −1/2 each.
-
-    Rather than 0 and 1: half the sensitivity. What is not finite becomes 0 in a sum, and counts.
-
-    Parameters
-    ----------
-    theta : ndarray, shape (d,)
-    W : ndarray, shape (d, d)
-    bounds : ndarray, shape (2,)
-    """
-
-    theta: Vector
-    W: Vector
-    bounds: Vector
-    dimension = 2
-
-    def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.Question`."""
-        asked = Gradient(self.theta, self.W), Hessian(self.theta, self.W)
-        sizes = [np.concatenate([*map(norms, of.terms(records, units))]) for of in asked]
-        yield np.where(np.stack(sizes, axis=1) <= self.bounds, -0.5, 0.5)
 
 
 def shapes_of(kind: str, d: int) -> dict[str, tuple[int, ...]]:
@@ -61,7 +39,7 @@ def shapes_of(kind: str, d: int) -> dict[str, tuple[int, ...]]:
     at: dict[str, tuple[int, ...]] = {"theta": (d,), "W": (d, d), "share": ()}
     if kind in SIZES:
         return at | {"bins_per_octave": ()}
-    return at | ({"bounds": (2,)} if kind == "clipped" else {"bound": ()})
+    return at | ({"length": ()} if kind == LONGER else {"bound": ()})
 
 
 def checked(kind: str, request: Mapping[str, Vector], d: int) -> dict[str, Vector]:
@@ -86,8 +64,7 @@ def checked(kind: str, request: Mapping[str, Vector], d: int) -> dict[str, Vecto
                 f"A {kind!r} request consists of finite float64 arrays of shapes {shapes}."
             )
         values[name] = np.array(value)
-    for bound in np.ravel(values.get("bounds", values.get("bound", 1.0))):
-        check_bound(float(bound))
+    check_bound(float(values.get("length", values.get("bound", 1.0))))
     if float(values.get("bins_per_octave", 1.0)) not in range(1, MOST_BINS + 1):
         raise PrivacyConfigurationError(f"`bins_per_octave` is 1 to {MOST_BINS}.")
     if not LEAST_SHARE <= float(values.get("share", 1.0)) <= 1:
@@ -99,8 +76,8 @@ def question(kind: str, values: Mapping[str, Vector]) -> Question:
     """What a request asks of the owner's records."""
     if kind == RATIO:
         return LogLikelihoodRatio(values["theta"], values["proposal"])
-    if kind == "clipped":
-        return Clipped(values["theta"], values["W"], values["bounds"])
+    if kind == LONGER:
+        return Centred(Longer(values["theta"], values["W"], float(values["length"])))
     of = Gradient if kind.startswith("gradient") else Hessian
     return of(values["theta"], values["W"])
 

@@ -22,7 +22,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.federated.agreement import (
-    CLIPPED_BOUND,
+    LONGER,
     RATIO,
     SIZES,
     SUMS,
@@ -42,6 +42,7 @@ from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
 from pymc_dp.privacy.plans import Permit, RunPlan
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator
+from pymc_dp.records.questions import Centred
 from pymc_dp.records.sums import LocalRecords
 
 _ROUNDING = 1 + 1e-9
@@ -83,8 +84,9 @@ class Owner:
     -----
     **Releases**: for "gradient_sizes" and "hessian_sizes" a histogram of units' sizes (sensitivity √2, see
     :func:`~pymc_dp.privacy.histogram.noisy_counts`); for "gradient" and "hessian" a sum of clipped terms (2C);
-    for "clipped" two counts of clipped units as sums of ±1/2 (√2); for "ratio" a sum of clipped log-likelihood
-    ratios (2B). Sums by :meth:`Curator.sum <pymc_dp.records.measurements.Curator.sum>`.
+    for "longer" a count of units as a sum of ±1/2 (1, see :class:`~pymc_dp.records.questions.Centred`); for
+    "ratio" a sum of clipped log-likelihood ratios (2B). Sums by
+    :meth:`Curator.sum <pymc_dp.records.measurements.Curator.sum>`.
     **Neighbouring relation**: substitute-one, within the
     owner's own units. **Guarantee**: (ε, δ) for the owner's units, against the coordinator and all other
     owners together, whatever they ask: each answer is a Gaussian release of a function of one unit's record
@@ -199,21 +201,21 @@ class Owner:
 
         Parameters
         ----------
-        kind : {"offer", "gradient_sizes", "hessian_sizes", "gradient", "hessian", "clipped", "ratio"}
+        kind : {"offer", "gradient_sizes", "hessian_sizes", "gradient", "hessian", "longer", "ratio"}
             An offer is free: the number of units, and what is left for a surrogate (a share) and of ratios (their
             number), each with its noise multiplier.
         request : mapping of str to ndarray
             For all but ratios `theta` of shape (d,), `W` of shape (d, d), and `share` of shape (): the part of the
-            surrogate's budget to spend on the answer. Then `bins_per_octave` for sizes, clipping bounds for
-            the others: `bound` of shape (), for "clipped" `bounds` of shape (2,), of gradients and Hessians.
-            For "ratio": `theta` and `proposal` of shape (d,), and `bound` of shape ().
+            surrogate's budget to spend on the answer. Then, of shape (), `bins_per_octave` for sizes, the clipping
+            `bound` for sums, and for "longer" the `length`. For "ratio": `theta` and `proposal` of shape (d,),
+            and `bound` of shape ().
 
         Returns
         -------
         mapping of str to ndarray
             Under the name of the kind: noisy counts of all bins; a sum of shape (d,), for Hessians
-            (d(d+1)/2,); for "clipped" two numbers, units with a clipped gradient and with a clipped Hessian,
-            minus half of all; a ratio of shape ().
+            (d(d+1)/2,); of shape () a ratio, and for "longer" the number of units whose gradients are longer
+            than that, minus half of all.
 
         Raises
         ------
@@ -224,7 +226,7 @@ class Owner:
         """
         if kind == "offer":
             return self._offer()
-        for_surrogate = [*SIZES, *SUMS] if "surrogate" in self._kinds else []
+        for_surrogate = [*SIZES, *SUMS, LONGER] if "surrogate" in self._kinds else []
         answered = ["offer", *for_surrogate, *([RATIO] if RATIO in self._kinds else [])]
         if kind not in answered:
             raise PrivacyConfigurationError(f"This owner answers {answered}, nothing else.")
@@ -275,7 +277,7 @@ class Owner:
         if kind in SIZES:
             bins = int(values["bins_per_octave"])
             return self._curator.counts(of, bins, noise_multiplier=z, permit=permit)
-        bound = CLIPPED_BOUND if kind == "clipped" else float(values["bound"])
+        bound = Centred.bound if kind == LONGER else float(values["bound"])
         return self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
 
     def _write(self, kind: str, request: Answer, answer: Answer) -> None:

@@ -6,19 +6,12 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.exceptions import PrivacyError
-from pymc_dp.federated.agreement import (
-    CLIPPED_BOUND,
-    RATIO,
-    Answer,
-    Ask,
-    Clipped,
-    parameters_digest,
-)
+from pymc_dp.federated.agreement import LONGER, RATIO, Answer, Ask, parameters_digest
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.records.questions import Gradient, Question
+from pymc_dp.records.questions import Centred, Gradient, Question
 
 
 class Owners:
@@ -92,16 +85,16 @@ class Owners:
 
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
-        kind, sizes = _kind(of)
-        request = {**_numbers(of), "share": np.asarray(self._spend(share))}
-        if not isinstance(of, Clipped):
-            request["bound"] = np.asarray(float(bound))
-        total = summed(self._ask(kind, request), kind, (sizes,))
-        return total, self.noise_sd(bound, share)
+        kind, numbers = _asked(of)
+        if kind != LONGER:  # whose bound is known to all
+            numbers["bound"] = np.asarray(float(bound))
+        shape = () if of.dimension is None else (of.dimension,)
+        return self._paid(kind, numbers, share, shape), self.noise_sd(bound, share)
 
     def count(self, of: Question, share: float) -> tuple[float, float]:
-        """Refused: owners answer the questions that they have agreed to, and marks are not among them."""
-        raise PrivacyError(f"Owners do not count {type(of).__name__}.")
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        excess, sd = self.sum(Centred(of), Centred.bound, share)
+        return float(excess) + self.n_units / 2, sd
 
     def units(self, share: float) -> tuple[float, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`: owners tell their numbers."""
@@ -109,20 +102,18 @@ class Owners:
 
     def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
-        kind, _ = _kind(of)
-        request = {
-            **_numbers(of),
-            "share": np.asarray(self._spend(share)),
-            "bins_per_octave": np.asarray(float(bins_per_octave)),
-        }
-        answers = self._ask(f"{kind}_sizes", request)
-        counts = summed(answers, f"{kind}_sizes", (count_of_bins(bins_per_octave),))
+        kind, numbers = _asked(of)
+        numbers["bins_per_octave"] = np.asarray(float(bins_per_octave))
+        counts = self._paid(f"{kind}_sizes", numbers, share, (count_of_bins(bins_per_octave),))
         return PrivateHistogram(counts, self.count_sd(share), bins_per_octave)
 
-    def count_clipped(self, of: Clipped, share: float) -> tuple[float, float]:
-        """Share of units of which gradient or Hessian, whichever is more, is clipped; and its noise."""
-        counts, sd = self.sum(of, CLIPPED_BOUND, share)
-        return float(max(counts)) / self.n_units + 0.5, sd / self.n_units
+    def _paid(
+        self, kind: str, numbers: dict[str, Vector], share: float, shape: tuple[int, ...]
+    ) -> Vector:
+        """Sum of all owners' answers, each of which takes this share of what that owner has left."""
+        self._spent += share
+        request = numbers | {"share": np.asarray(share * self._left)}
+        return summed(self._ask(kind, request), kind, shape)
 
     def ratio(self, theta: Vector, proposal: Vector, bound: float) -> float:
         """Noisy log-likelihood ratio of all owners' records."""
@@ -134,21 +125,15 @@ class Owners:
         """Noise multiplier of :meth:`ratio`."""
         return self._multiplier(RATIO)
 
-    def _spend(self, share: float) -> float:
-        self._spent += share
-        return share * self._left
 
-
-def _kind(of: Question) -> tuple[str, int]:
-    """What owners call a question, and the length of the answer."""
-    if isinstance(of, Clipped):
-        return "clipped", of.dimension
-    return ("gradient" if isinstance(of, Gradient) else "hessian"), int(of.dimension or 1)
-
-
-def _numbers(of: Any) -> dict[str, Vector]:
-    """The numbers of a question."""
-    return {name: value for name, value in vars(of).items() if name in ("theta", "W", "bounds")}
+def _asked(of: Question) -> tuple[str, dict[str, Vector]]:
+    """What owners call a question, and its numbers."""
+    if isinstance(of, Centred):
+        kind, of = LONGER, of.of
+    else:
+        kind = "gradient" if isinstance(of, Gradient) else "hessian"
+    numbers = {name: np.asarray(value) for name, value in vars(of).items()}
+    return kind, {name: numbers[name] for name in ("theta", "W", "length") if name in numbers}
 
 
 def summed(answers: list[Answer], name: str, shape: tuple[int, ...]) -> Vector:

@@ -5,69 +5,14 @@ A latent variable :math:`x_i \sim f(\cdot \mid \theta)` of a known family is wri
 scale families, and so on. Latents of other families are left as they are.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pymc as pm
 import pytensor.tensor as pt
 from pytensor.graph.replace import clone_replace
-from pytensor.tensor.random import basic as rv
 
 from pymc_dp.gibbs.structure import Structure, depends
-
-
-class Family(NamedTuple):
-    """How the draws of a distribution are made of noise.
-
-    Attributes
-    ----------
-    noise : callable
-        z from x and the distribution's parameters.
-    record : callable
-        x from z and the distribution's parameters; for fixed parameters the inverse of `noise`.
-    shapes : tuple of int
-        Parameters on which the law of z depends; they must not depend on θ.
-    """
-
-    noise: Callable[..., Any]
-    record: Callable[..., Any]
-    shapes: tuple[int, ...] = ()
-
-
-_LOCATION_SCALE = Family(lambda x, m, s: (x - m) / s, lambda z, m, s: m + s * z)
-_SCALE = Family(lambda x, s: x / s, lambda z, s: s * z)
-_SHAPE_SCALE = Family(lambda x, _, s: x / s, lambda z, _, s: s * z, shapes=(0,))
-_LOG_NORMAL = Family(lambda x, m, s: (pt.log(x) - m) / s, lambda z, m, s: pt.exp(m + s * z))
-_UNIFORM = Family(lambda x, a, b: (x - a) / (b - a), lambda z, a, b: a + (b - a) * z)
-_STUDENT_T = Family(lambda x, _, m, s: (x - m) / s, lambda z, _, m, s: m + s * z, shapes=(0,))
-
-
-def _whiten(x: Any, m: Any, covariance: Any) -> Any:
-    centered = (x - m)[..., None]
-    return pt.linalg.solve_triangular(
-        pt.linalg.cholesky(covariance), centered, lower=True, b_ndim=2
-    )[..., 0]
-
-
-def _color(z: Any, m: Any, covariance: Any) -> Any:
-    return m + (pt.linalg.cholesky(covariance) @ z[..., None])[..., 0]
-
-
-FAMILIES: dict[type, Family] = {
-    rv.NormalRV: _LOCATION_SCALE,
-    rv.LaplaceRV: _LOCATION_SCALE,
-    rv.LogisticRV: _LOCATION_SCALE,
-    rv.GumbelRV: _LOCATION_SCALE,
-    rv.CauchyRV: _LOCATION_SCALE,
-    rv.HalfNormalRV: _LOCATION_SCALE,
-    rv.StudentTRV: _STUDENT_T,
-    rv.ExponentialRV: _SCALE,
-    rv.GammaRV: _SHAPE_SCALE,
-    rv.LogNormalRV: _LOG_NORMAL,
-    rv.UniformRV: _UNIFORM,
-    rv.MvNormalRV: Family(_whiten, _color),
-}
-"""Distributions whose records are moved with θ."""
+from pymc_dp.mechanisms.families import FAMILIES
 
 
 class Noncentering(NamedTuple):

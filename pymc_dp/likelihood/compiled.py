@@ -16,7 +16,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compilation import compiling
-from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
+from pymc_dp.likelihood.curvature import UnitHessians
 from pymc_dp.likelihood.cut import Cut, find_cut
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.local import LocalDerivatives
@@ -146,16 +146,6 @@ class CompiledModel:
         likelihood = self.likelihood
         with doing("Compiling the second derivatives"):
             return UnitHessians(self._graph, likelihood, compile_kwargs=self._compile_kwargs)
-
-    @cached_property
-    @compiling()
-    def curvature(self) -> DirectionalCurvature:
-        """Second derivative of every unit's log-likelihood along a line."""
-        likelihood = self.likelihood
-        with doing("Compiling the second derivatives along a line"):
-            return DirectionalCurvature(
-                self._graph, likelihood, compile_kwargs=self._compile_kwargs
-            )
 
     @cached_property
     def cut(self) -> Cut | None:

@@ -1,5 +1,7 @@
 """Noisy statistics: released by a curator, observed in an analyst's model."""
 
+from pymc_dp.mechanisms.checking import check_releases
+from pymc_dp.mechanisms.correcting import correct_releases
 from pymc_dp.mechanisms.observed import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -16,4 +18,6 @@ __all__ = [
     "LaplaceMechanism",
     "RandomizedResponse",
     "ReleasedStatistic",
+    "check_releases",
+    "correct_releases",
 ]

@@ -14,7 +14,8 @@ def draw_discrete_laplace(
     rng: np.random.Generator, scale: Any, size: tuple[int, ...]
 ) -> NDArray[np.int64]:
     r"""Integers with mass :math:`\propto e^{-|k|/b}`: a difference of two geometric variables."""
-    stop = -np.expm1(-1.0 / np.asarray(scale, float))
+    with np.errstate(divide="ignore"):  # no noise where the scale is 0
+        stop = -np.expm1(-1.0 / np.asarray(scale, float))
     return rng.geometric(stop, size=size) - rng.geometric(stop, size=size)
 
 
@@ -29,7 +30,7 @@ def draw_discrete_gaussian(
     sigma = np.broadcast_to(np.asarray(sigma, float), size)
     t = np.floor(sigma) + 1
     draws = np.zeros(size, dtype=np.int64)
-    waiting = np.ones(size, dtype=bool)
+    waiting = sigma > 0
     while waiting.any():
         s, b = sigma[waiting], t[waiting]
         y = draw_discrete_laplace(rng, b, s.shape)
@@ -38,6 +39,15 @@ def draw_discrete_gaussian(
         draws[tuple(i[accepted] for i in index)] = y[accepted]
         waiting[tuple(i[accepted] for i in index)] = False
     return draws
+
+
+def draw_noise(
+    rng: np.random.Generator, family: str, discrete: bool, scale: Any, size: tuple[int, ...]
+) -> NDArray[Any]:
+    """Noise of a mechanism, for simulating releases; none where the scale is 0."""
+    if family == "laplace":
+        return draw_discrete_laplace(rng, scale, size) if discrete else rng.laplace(0, scale, size)
+    return draw_discrete_gaussian(rng, scale, size) if discrete else rng.normal(0, scale, size)
 
 
 class _DiscreteNoiseRV(RandomVariable):

@@ -61,6 +61,7 @@ def noise_law(
     epsilon: float | None,
     delta: float | None,
     sensitivity: float | None,
+    zero: bool = False,
 ) -> NoiseLaw:
     """The noise law from a scale, or from a budget and a sensitivity.
 
@@ -73,6 +74,8 @@ def noise_law(
     scale, epsilon, delta, sensitivity
         Either `scale`, or `epsilon` and `sensitivity` (Gaussian noise: and `delta`). A `scale` with
         a `sensitivity` (Gaussian noise: and `delta`) tells the ε.
+    zero : bool
+        Whether entries may be without noise: public totals.
 
     Raises
     ------
@@ -106,15 +109,19 @@ def noise_law(
         scale = sensitivity * noise_per_sensitivity(name, family, epsilon, delta)
         if family == "gaussian" and discrete:
             scale *= _discrete_gaussian_factor(scale)
-    array = _scale(name, scale)
-    if epsilon is None and sensitivity is not None and array.ndim == 0:
+    array = _scale(name, scale, zero)
+    if epsilon is None and sensitivity is not None and array.ndim == 0 and array > 0:
         z = float(array) / sensitivity
         if family == "laplace":
             epsilon = 1 / z
         elif delta is not None:
             charged = charged_multiplier(z, array) if discrete else z
             epsilon = float(gaussian_epsilon(1 / charged, delta))
-    if discrete and family == "gaussian" and (array < MIN_DISCRETE_GAUSSIAN_SCALE).any():
+    if (
+        discrete
+        and family == "gaussian"
+        and ((array > 0) & (array < MIN_DISCRETE_GAUSSIAN_SCALE)).any()
+    ):
         raise PrivacyConfigurationError(
             f"{name!r}: discrete Gaussian noise needs a `scale` of at least "
             f"{MIN_DISCRETE_GAUSSIAN_SCALE}. Found {float(array.min()):g}. Use discrete Laplace noise."
@@ -163,7 +170,7 @@ def _of(name: str, check: Callable[..., float], *arguments: Any) -> float:
         raise PrivacyConfigurationError(f"{name!r}: {error}") from None
 
 
-def _scale(name: str, scale: Any) -> NDArray[np.float64]:
+def _scale(name: str, scale: Any, zero: bool) -> NDArray[np.float64]:
     try:
         array = np.asarray(scale, dtype=np.float64)
     except (TypeError, ValueError):
@@ -171,8 +178,8 @@ def _scale(name: str, scale: Any) -> NDArray[np.float64]:
             f"{name!r}: `scale` must be a known number or array. Found {type(scale).__name__}: the "
             "noise of a release is public, not a parameter."
         ) from None
-    if not (np.isfinite(array) & (array > 0)).all():
+    if not (np.isfinite(array) & ((array > 0) | (zero & (array == 0)))).all():
         raise PrivacyConfigurationError(
-            f"{name!r}: `scale` must be positive and finite. Found {array.tolist()!r}."
+            f"{name!r}: `scale` must be positive{' or 0' if zero else ''} and finite. Found {array.tolist()!r}."
         )
     return array

@@ -9,11 +9,14 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.mechanisms.counts import observe_count
 from pymc_dp.mechanisms.curator import release_sum
 from pymc_dp.mechanisms.distributions import DiscreteGaussian, DiscreteLaplace
 from pymc_dp.mechanisms.law import Family, NoiseLaw, noise_law
+from pymc_dp.mechanisms.records import static_shape
 from pymc_dp.mechanisms.released import ReleasedStatistic
 from pymc_dp.mechanisms.statistics import record_sum
+from pymc_dp.mechanisms.sums import observe_sum
 from pymc_dp.privacy.ledger import PrivacyLedger
 
 
@@ -25,9 +28,13 @@ class _Mechanism:
     def __new__(
         cls,
         name: str,
-        statistic: Any,
+        statistic: Any = None,
         *,
         observed: Any,
+        total: Any = None,
+        keep_total: bool = False,
+        n: Any = None,
+        points: int | None = None,
         scale: ArrayLike | None = None,
         epsilon: float | None = None,
         delta: float | None = None,
@@ -46,13 +53,15 @@ class _Mechanism:
                 epsilon=epsilon,
                 delta=delta,
                 sensitivity=sensitivity,
+                zero=total is not None or n is not None,
             )
+        _check_road(name, statistic, total, keep_total, n, points)
+        dims = (dims,) if isinstance(dims, str) else dims
+        if total is not None:
+            observed = cls._checked(name, observed, law, static_shape(total))
+            return observe_count(name, total, law=law, observed=observed, dims=dims,
+                                 keep_total=keep_total)  # fmt: skip
         statistic = pt.as_tensor(statistic)
-        if statistic.ndim < 1:
-            raise PrivacyConfigurationError(
-                f"{name!r}: `statistic` must have one row per record, shape (n, ...), and is summed "
-                "over its first axis here. Found a scalar: do not sum it yourself."
-            )
         if statistic.dtype == "bool":
             statistic = statistic.astype("int64")
         if cls.discrete and statistic.dtype not in pytensor.tensor.type.integer_dtypes:
@@ -60,15 +69,39 @@ class _Mechanism:
                 f"{name!r}: {law.name} noise needs a statistic of integers. Found dtype "
                 f"{statistic.dtype}. Cast it with `.astype('int64')` if it is one."
             )
-        shape = _shape_of_sum(statistic)
-        observed = _check_observed(name, observed, shape, cls.discrete)
-        if law.scale.shape not in ((), shape):
+        if n is not None:
+            n = pt.as_tensor(n)
+            shape = static_shape(statistic)
+            observed = cls._checked(name, observed, law, shape, shape[n.ndim :])
+            return observe_sum(name, statistic, n=n, points=points, law=law, observed=observed,
+                               dims=dims)  # fmt: skip
+        if statistic.ndim < 1:
             raise PrivacyConfigurationError(
-                f"{name!r}: `scale` has shape {law.scale.shape}, but the sum of the statistic over "
-                f"records has shape {shape}. Give one number, or one per entry."
+                f"{name!r}: `statistic` must have one row per record, shape (n, ...), and is summed "
+                "over its first axis here. Found a scalar: do not sum it yourself. That of one record "
+                "needs `n`."
             )
+        observed = cls._checked(name, observed, law, static_shape(statistic)[1:])
         total = record_sum(statistic, law=law)
         return cls._distribution(name, total, law.scale, observed=observed, dims=dims)
+
+    @classmethod
+    def _checked(
+        cls,
+        name: str,
+        observed: Any,
+        law: NoiseLaw,
+        shape: tuple[int, ...],
+        entries: tuple[int, ...] | None = None,
+    ) -> Any:
+        """`observed`, if its shape is that of the sum; the scale's is that or that of `entries`."""
+        entries = shape if entries is None else entries
+        if law.scale.shape not in ((), entries):
+            raise PrivacyConfigurationError(
+                f"{name!r}: `scale` has shape {law.scale.shape}, but what was released has shape "
+                f"{entries}. Give one number, or one per entry."
+            )
+        return _check_observed(name, observed, shape, cls.discrete)
 
     @classmethod
     def _law_of_release(
@@ -164,19 +197,36 @@ class _Mechanism:
 class LaplaceMechanism(_Mechanism):
     r"""A sum over records, observed through Laplace noise: :math:`s = \sum_i t_i(x_i) + L(b)`.
 
-    Called inside a model it adds an ordinary observed variable, of which
-    :class:`~pymc_dp.PrivacyAwareGibbs` finds the structure. :meth:`release` is the curator's end.
+    Called inside a model it adds an ordinary observed variable. What was summed is said in one of
+    three ways: by the `statistic` of latent records, of which
+    :class:`~pymc_dp.PrivacyAwareGibbs` finds the structure; by the `statistic` of one record, made
+    of ``.dist`` variables, and `n`; or by the law of a count, `total`. The last two leave no latent
+    records, and NUTS samples the model. :meth:`release` is the curator's end.
 
     Parameters
     ----------
     name : str
         Of the variable.
     statistic : TensorVariable, shape (n, ...)
-        Per-record statistic :math:`t_i(x_i)`; summed over its first axis here.
+        Per-record statistic :math:`t_i(x_i)`; summed over its first axis here. With `n`, that of
+        one record, shape (...), or of one record of every area, shape (*areas, ...).
     observed : array or ReleasedStatistic, shape (...)
         What was released. A :class:`ReleasedStatistic` brings its noise along.
+    total : TensorVariable, shape (...)
+        Law of the confidential count, such as ``pm.Binomial.dist(population, p)``. Summed out
+        exactly.
+    keep_total : bool
+        Whether to add the mean of the confidential count, given the parameters and the release, as
+        the deterministic ``{name}_total``.
+    n : int, array or TensorVariable, shape areas
+        Number of records, if `statistic` is that of one. The sum is taken as normal: see
+        :func:`~pymc_dp.check_releases`. It may be a parameter. Several mechanisms on the same
+        record are taken as one release of them all.
+    points : int, optional
+        Number of points that stand for a record's continuous variables; by default enough for n.
     scale : float or array, optional
-        b > 0, one for all entries or one per entry.
+        b > 0, one for all entries or one per entry. With `n` or `total` it may be 0: a public
+        total.
     epsilon, sensitivity : float, optional
         In place of `scale`: b is the L1 `sensitivity` of the sum divided by ε. With both `scale`
         and `sensitivity`, ε follows.
@@ -234,8 +284,8 @@ class DiscreteLaplaceMechanism(_Mechanism):
     ----------
     name, scale, epsilon, sensitivity, dims
         See :class:`LaplaceMechanism`.
-    statistic : TensorVariable of int or bool, shape (n, ...)
-        Per-record statistic.
+    statistic : TensorVariable of int or bool
+        See :class:`LaplaceMechanism`, as for `total`, `keep_total`, `n` and `points`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
 
@@ -264,8 +314,8 @@ class DiscreteGaussianMechanism(_Mechanism):
     ----------
     name, scale, epsilon, delta, sensitivity, dims
         See :class:`GaussianMechanism`.
-    statistic : TensorVariable of int or bool, shape (n, ...)
-        Per-record statistic.
+    statistic : TensorVariable of int or bool
+        See :class:`LaplaceMechanism`, as for `total`, `keep_total`, `n` and `points`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
 
@@ -284,11 +334,23 @@ class DiscreteGaussianMechanism(_Mechanism):
     _distribution = DiscreteGaussian
 
 
-def _shape_of_sum(statistic: Any) -> tuple[int, ...]:
-    shape = statistic.type.shape[1:]
-    if None in shape:
-        shape = statistic.shape[1:].eval(mode="FAST_COMPILE")
-    return tuple(int(size) for size in shape)
+def _check_road(
+    name: str, statistic: Any, total: Any, keep_total: bool, n: Any, points: int | None
+) -> None:
+    """What was summed is said in one of three ways."""
+    if (statistic is None) == (total is None):
+        raise PrivacyConfigurationError(
+            f"{name!r}: say what was released: a `statistic` of records, of one record with `n`, or the "
+            "law of a confidential count as `total`."
+        )
+    if total is not None and n is not None:
+        raise PrivacyConfigurationError(
+            f"{name!r}: `n` goes with the `statistic` of one record. `total` is the law of the whole count."
+        )
+    if keep_total and total is None:
+        raise PrivacyConfigurationError(f"{name!r}: `keep_total` goes with `total`.")
+    if points is not None and n is None:
+        raise PrivacyConfigurationError(f"{name!r}: `points` goes with `n`.")
 
 
 def _check_observed(name: str, observed: Any, shape: tuple[int, ...], discrete: bool) -> Any:

@@ -218,7 +218,7 @@ class PaidMeasurements:
         units has to be public; of marks of 0 and 1 if one comes or goes. **Guarantee**: that of :meth:`sum`.
         """
         if self._curator.neighbours.public_size:
-            excess, sd = self.sum(Centred(of), 0.5, share)
+            excess, sd = self.sum(Centred(of), Centred.bound, share)
             return float(excess) + self.n_units / 2, sd
         total, sd = self.sum(of, 1.0, share)
         return float(total), sd

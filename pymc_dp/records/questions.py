@@ -166,6 +166,8 @@ class Centred:
 
     of: Question
     dimension = None
+    bound = 0.5
+    """Norm of every term: a sum of them has sensitivity 1."""
 
     def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Question`."""

@@ -97,9 +97,8 @@ class LocalRecords:
         self._gradients = compiled.gradients if derivatives > 0 else None
         self._hessians = compiled.hessians if derivatives > 1 else None
         everyone = self.likelihood.n_units if n_units is None else n_units
+        self._keeps_hessians = hessians_fit(everyone, compiled.d)
         self._local = compiled.local if local else None
-        self.keeps_hessians = 8 * everyone * compiled.d * (compiled.d + 1) // 2 <= _KEPT_BYTES
-        self._line = compiled.curvature if derivatives > 1 and not self.keeps_hessians else None
         self.first_unit = 0
         self.forget()
 
@@ -134,7 +133,7 @@ class LocalRecords:
             self.likelihood.of_data(data, unit_of_record),
             first_unit,
         )
-        for name in ("_gradients", "_hessians", "_line", "_local"):
+        for name in ("_gradients", "_hessians", "_local"):
             derivatives = getattr(self, name)
             if derivatives is not None:
                 setattr(other, name, derivatives.of(other.likelihood))
@@ -168,15 +167,11 @@ class LocalRecords:
 
     def hessians(self, theta: Vector) -> Iterable[Vector]:
         """See :class:`~pymc_dp.records.questions.UnitTerms`."""
-        if not self.keeps_hessians:
+        if not self._keeps_hessians:
             return _asked(self._hessians)(theta)
         if self._latest is None or not np.array_equal(self._latest[0], theta):
             self._latest = theta.copy(), list(_asked(self._hessians)(theta))
         return self._latest[1]
-
-    def curvature_along(self, theta: Vector, v: Vector) -> Vector:
-        r""":math:`v^\top \nabla^2\ell_i\, v`, shape (units,), where Hessians are too many to keep."""
-        return _asked(self._line)(theta, v)
 
     def local_gradients(self, psi: Psi) -> Iterator[Local]:
         """Chunks of the units' gradients in φ and in the rows that they use, (units, q)."""
@@ -190,6 +185,11 @@ class LocalRecords:
         if self._latest_local is None or self._latest_local[0] is not psi:
             self._latest_local = psi, list(local.hessians(psi))
         return self._latest_local[1]
+
+
+def hessians_fit(n_units: int, d: int) -> bool:
+    """Whether the Hessians of so many units in so many dimensions are kept between questions."""
+    return 8 * n_units * d * (d + 1) // 2 <= _KEPT_BYTES
 
 
 def sizes_of(terms: Vector | Sparse) -> Vector:

@@ -35,6 +35,7 @@ from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.grouped import Drawn, draw_groups, has_groups, law_model
 from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.residual_chain import corrected, doubts, total_moves
 from pymc_dp.steps.run import RunSettings, remember
 
 _log = logging.getLogger("pymc.dp")
@@ -136,37 +137,43 @@ class DPAnchored(PrivateStep):
             # Floating point errors, if a user has them raised, would tell of records, or lose the run.
             with np.errstate(all="ignore"), doing("Anchor"):
                 if law is None:
-                    found = self._look(measure)
+                    found = self._look(measure, purse)
                 else:
                     found = draw_groups(
                         measure, law, tempering=self._tempering, draws=self.iterations,
                         chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
                     )  # fmt: skip
-            once = self.guarantee.once
-            if 0 < purse.spent < 1 - _ROUNDING:  # a search that was lost
-                released = purse.close()
-                if self.ledger.settle(self.guarantee.first_plan, released):
-                    once = released
+            if (
+                0 < purse.spent < 1 - _ROUNDING
+            ):  # a search that was lost, or a chain that was not needed
+                self.run.settle_first(purse.close())
             for warning in found.warnings:
                 _log.warning("%s", warning)
-            self.run.guarantee = replace(self.guarantee, once=once, measured=found.measured)
+            self.run.guarantee = replace(self.guarantee, measured=found.measured)
             remember(self)
             self._draws = found.draws
         return self.anchor
 
-    def _look(self, measure: PaidMeasurements) -> Drawn:
+    def _look(self, measure: PaidMeasurements, purse: Purse) -> Drawn:
         parameters = self.compiled.parameters
         self.anchor = anchor = build_anchor(
             measure,
             self.log_public,
             parameters.start,
             tempering=self._tempering,
+            moves=total_moves(self.run.chains, self.iterations),
             on_progress=_tell,
         )
-        _tell("drawing from what was released")
-        drawn = draw(anchor, self.log_public, self.iterations, self.run.chains, self._nuts_sampler)
         verdict = judge(anchor, parameters.labels, parameters.largest)
-        return Drawn(drawn, report(anchor, parameters.labels, verdict.usable), verdict.warnings)
+        measured = report(anchor, parameters.labels, verdict.usable)
+        size = self.iterations, self.run.chains
+        if anchor.correction is None:
+            _tell("drawing from what was released")
+            drawn = draw(anchor, self.log_public, *size, self._nuts_sampler)
+            return Drawn(drawn, measured, verdict.warnings)
+        _tell("a normal law is off: drawing by a chain on residuals")
+        drawn, of_chain = corrected(self._curator, purse, anchor.correction, self.log_public, *size)
+        return Drawn(drawn, {**measured, **of_chain}, verdict.warnings + doubts(of_chain))
 
     def prepare(self) -> None:
         """Release the anchor."""

@@ -187,7 +187,7 @@ class Run:
         if ledger is not None:
             ledger.check_neighbours(self.neighbours.name)
         self._given_ledger = ledger
-        self.run_id = secrets.randbits(62)
+        self.run_id, self._settled = secrets.randbits(62), False
 
     def _check_budget(self, epsilon: float | None, instead: Mapping[str, Any]) -> None:
         if not instead and epsilon is None:
@@ -291,7 +291,8 @@ class Run:
 
     def reserve(self) -> None:
         """Charge the whole run to the ledger; again and again costs nothing more."""
-        self.ledger.reserve(*self.guarantee.plans)
+        if not self._settled:
+            self.ledger.reserve(*self.guarantee.plans)
 
     def claim(self) -> int:
         """Take a chain's slot."""
@@ -306,10 +307,12 @@ class Run:
         first = self.guarantee.first_plan
         return self.ledger.charge(first, self.ledger.claim(first), 0)
 
-    def settle(self, released: tuple[Event, ...]) -> bool:
-        """Close a run that gave up before its first iteration; whether the rest was given back."""
-        plans = zip(self.guarantee.plans, (released, ()), strict=True)
-        return all(self.ledger.settle(plan, events) for plan, events in plans)
+    def settle_first(self, released: tuple[Event, ...]) -> None:
+        """Close what comes before the first iteration, at what it has released: the rest is given back.
+
+        What the run promises stays as it was planned: it is an upper bound.
+        """
+        self._settled = self.ledger.settle(self.guarantee.first_plan, released)
 
 
 def check_finite_epsilon(epsilon: float) -> float:

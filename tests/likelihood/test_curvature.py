@@ -2,11 +2,9 @@
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 import pytest
 
-from pymc_dp.likelihood import curvature as module
-from pymc_dp.likelihood.curvature import DirectionalCurvature, UnitHessians
+from pymc_dp.likelihood.curvature import UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
@@ -53,13 +51,6 @@ def test_hessians_are_the_derivatives_of_the_gradients(name):
     expected = differences(lambda t: np.concatenate(list(gradients(t))), theta)
     np.testing.assert_allclose(hessians, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-9, atol=1e-9)
-    v = np.random.default_rng(1).normal(size=len(theta))
-    curvature = DirectionalCurvature(
-        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST
-    )
-    for direction in (v, v[::-1]):
-        expected = np.einsum("i,nij,j->n", direction, hessians, direction)
-        np.testing.assert_allclose(curvature(theta, direction), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.sweep
@@ -76,11 +67,6 @@ def test_a_units_records_are_added_up():
         list(UnitHessians(graph_of(model, by_unit.roles), by_unit, compile_kwargs=FAST)(theta))
     )
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-    v = np.ones(len(theta))
-    along = DirectionalCurvature(graph_of(model, by_unit.roles), by_unit, compile_kwargs=FAST)(
-        theta, v
-    )
-    np.testing.assert_allclose(along, expected.sum(axis=(1, 2)), rtol=1e-9, atol=1e-9)
 
 
 def test_the_priors_hessian():
@@ -92,59 +78,6 @@ def test_the_priors_hessian():
     )
 
 
-def test_what_is_kept_of_a_place_serves_that_place_only(monkeypatch):
-    model = build("linear")
-    likelihood, theta = parts(model)
-    v, other = np.random.default_rng(1).normal(size=(2, len(theta)))
-    curvature = DirectionalCurvature(
-        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST
-    )
-    hessians = UnitHessians(graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST)
-    for room in (2**26, 0):
-        monkeypatch.setattr(module, "_KNOWN_BYTES", room)
-        for at in (theta, theta + 0.3, theta):
-            for direction in (v, other):
-                H = np.concatenate(list(hessians(at)))
-                expected = np.einsum("i,nij,j->n", direction, H, direction)
-                np.testing.assert_allclose(curvature(at, direction), expected, rtol=1e-9, atol=1e-9)
-        assert bool(curvature._known) == bool(room)
-    assert curvature.__getstate__()["_known"] == {}
-
-
-def test_a_record_that_raises_is_nan_along_a_line_too(monkeypatch):
-    """To the last bit, the others are what they are without it."""
-    model = build("linear")
-    likelihood, theta = parts(model)
-    curvature = DirectionalCurvature(
-        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST
-    )
-    v = np.ones(len(theta))
-    expected, bad = curvature(theta, v), likelihood.rows(slice(20, 21))
-    which = int(np.argmax([row.dtype.kind == "f" and row.ndim == 1 for row in bad])) - len(bad)
-
-    def raising(function):
-        def run(*given):
-            if (given[which] == bad[which]).any():
-                raise FloatingPointError
-            return function(*given)
-
-        return run
-
-    monkeypatch.setattr(curvature, "_along", raising(curvature._along))
-    found = curvature(theta, v)
-    assert np.isnan(found[20])
-    assert np.array_equal(np.delete(found, 20), np.delete(expected, 20))
-
-
-def test_the_frontier_between_what_is_known_and_what_is_not():
-    known, unknown, other = pt.vectors("known", "unknown", "other")
-    kept, free = pt.exp(known), pt.sqrt(unknown)
-    assert module.frontier(free * kept + other, known, unknown) == [kept]
-    assert module.frontier(free + other, known, unknown) == []
-    assert module.frontier(kept, known, unknown) == [kept]
-    assert module.frontier(other, known, unknown) == []
-
-
 def test_a_likelihood_that_is_linear_has_no_curvature():
     with pm.Model() as model:
         slope, level = pm.Normal("slope"), pm.Normal("level")
@@ -153,10 +86,8 @@ def test_a_likelihood_that_is_linear_has_no_curvature():
             observed=pm.Data("Y", np.arange(20.0)),
         )  # fmt: skip
     likelihood, theta = parts(model)
-    curvature = DirectionalCurvature(
-        graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST
-    )
-    assert np.array_equal(curvature(theta, np.ones(2)), np.zeros(20))
+    hessians = UnitHessians(graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST)
+    assert not np.concatenate([*hessians(theta)]).any()
 
 
 @pytest.mark.nightly
@@ -174,22 +105,3 @@ def test_covariances_are_differentiated_twice_on_either_line():
     gradients = UnitGradients(graph, likelihood, compile_kwargs=FAST, method="forward")
     expected = differences(lambda t: np.concatenate(list(gradients(t))), theta)
     np.testing.assert_allclose(hessians, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_lines_through_ordered_cutpoints():
-    """Slices of slices, which PyTensor 2 merges without end if it knows no shapes."""
-    rng = np.random.default_rng(4)
-    with pm.Model() as model:
-        slopes = pm.Normal("slopes", 0, 1, shape=2)
-        cuts = pm.Normal(
-            "cuts", 0, 2, shape=3, transform=pm.distributions.transforms.ordered, initval=[-1, 0, 1]
-        )
-        pm.OrderedLogistic(
-            "y", eta=pm.Data("x", rng.normal(size=(30, 2))) @ slopes, cutpoints=cuts, compute_p=False,
-            observed=pm.Data("Y", rng.integers(4, size=30)),
-        )  # fmt: skip
-    likelihood, theta = parts(model)
-    graph, v = graph_of(model, likelihood.roles), rng.normal(size=len(theta))
-    hessians = np.concatenate([*UnitHessians(graph, likelihood, compile_kwargs=FAST)(theta)])
-    curvature = DirectionalCurvature(graph, likelihood, compile_kwargs=FAST)
-    np.testing.assert_allclose(curvature(theta, v), v @ hessians @ v, rtol=1e-9)

@@ -1,0 +1,179 @@
+"""How far privacy noise will move a posterior, before anything is paid: found out on made-up data."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from numpy.typing import ArrayLike, NDArray
+
+from pymc_dp.anchor.build import build_anchor
+from pymc_dp.checks import check_delta, positive
+from pymc_dp.evidence.made_up_data import with_made_up_data
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.privacy.calibration import calibrate_noise
+from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
+from pymc_dp.privacy.noise import InsecureSeededNoise
+from pymc_dp.privacy.plans import Permit
+from pymc_dp.privacy.purse import Purse
+from pymc_dp.progress import quiet_pymc
+from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.sums import LocalRecords
+from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.steps.run import check_finite_epsilon
+
+_CLOSE = 1.05
+"""An ε is found when its tilt is within this factor of the one wanted: noises differ by more."""
+_TRIALS = 8
+"""Tilts fall about as 1/ε: three or four trials do."""
+_RANGE = 1e-3, 1e3
+"""Of ε. Beyond, something else is wrong."""
+
+
+@dataclass(frozen=True)
+class ExpectedTilt:
+    """What noise is to be expected of a run. Shows as a table.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The budget.
+    tilt : float
+        How far noise will move the posterior, in its standard deviations per parameter: the median of the runs.
+    least, most : float
+        Of the runs.
+    labels : tuple of str
+        Names of the parameters.
+    tilts : ndarray, shape (d,)
+        The medians of each.
+    """
+
+    epsilon: float
+    delta: float
+    tilt: float
+    least: float
+    most: float
+    labels: tuple[str, ...]
+    tilts: NDArray[np.float64]
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value, in order."""
+        rows = [
+            ("Budget", f"ε = {self.epsilon:.3g}, δ = {self.delta:.3g}"),
+            ("Tilt", f"{self.tilt:.2g} posterior sds ({self.least:.2g} to {self.most:.2g})"),
+            ("Intervals", f"about {math.hypot(1, self.tilt):.2g} times as wide as without privacy"),
+        ]
+        return rows + [
+            (label, f"{tilt:.2g}") for label, tilt in zip(self.labels, self.tilts, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        return as_text("Expected tilt, on made-up data", self.rows)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html("Expected tilt, on made-up data", self.rows)
+
+
+def expected_tilt(
+    model: pm.Model,
+    *,
+    epsilon: float | None = None,
+    tilt: float | None = None,
+    delta: float | None = None,
+    data: Mapping[str, ArrayLike] | None = None,
+    truth: Mapping[str, ArrayLike] | None = None,
+    public: Sequence[str] = (),
+    unit: Any = None,
+    neighbours: str = SUBSTITUTE_ONE.name,
+    runs: int = 5,
+    random_seed: int = 0,
+) -> ExpectedTilt:
+    """How far noise will move a posterior at an ε, or which ε it takes for a tilt: costs no budget.
+
+    Outcomes are drawn from the model itself, :class:`~pymc_dp.DPAnchored` looks at them as it would at real ones,
+    with several noises, and says how far these may have moved it. The real data are never looked at.
+
+    Parameters
+    ----------
+    model : Model
+        As for ``pymc_dp.sample``. Of its data only the sizes are used.
+    epsilon, tilt : float
+        One of them: the budget, or the tilt that is wanted, in posterior standard deviations per parameter.
+    delta : float, optional
+        Default: 0.1 / units.
+    data, truth, public
+        As for :func:`~pymc_dp.tradeoff`: made-up covariates, parameters to draw outcomes with, and data that are
+        public.
+    unit, neighbours
+        As for ``pymc_dp.sample``.
+    runs : int
+        How many noises.
+    random_seed : int
+        Of the made-up data and the noises.
+
+    Returns
+    -------
+    ExpectedTilt
+
+    Raises
+    ------
+    UnsupportedModelError, PrivacyConfigurationError
+        If some data cannot be replaced, or the model cannot be sampled privately; if no ε gives that tilt.
+    """
+    if (epsilon is None) == (tilt is None):
+        raise PrivacyConfigurationError("Give either `epsilon` or `tilt`.")
+    with quiet_pymc():
+        fake = with_made_up_data(
+            model, data=data or {}, truth=truth or {}, public=public, seed=random_seed
+        )
+        compiled = compile_model(fake, public=public, unit=unit)
+    records = LocalRecords(compiled, 2)
+    delta = check_delta(0.1 / records.n_units if delta is None else delta)
+    relation, parameters = neighbours_named(neighbours), compiled.parameters
+
+    def looks(at: float) -> list[Any]:
+        z, found = calibrate_noise(epsilon=at, delta=delta, releases=1), []
+        for run in range(runs):
+            curator = Curator(records, InsecureSeededNoise(random_seed + run), relation)
+            purse = Purse(Permit(run, 0, (Gaussian(z),)), z)
+            with np.errstate(all="ignore"):
+                anchor = build_anchor(
+                    PaidMeasurements(curator, purse), compiled.log_public, parameters.start
+                )
+            found.append(anchor.posterior)
+        return found
+
+    if epsilon is None:
+        epsilon, found = _find(looks, positive("tilt", tilt))
+    else:
+        found = looks(check_finite_epsilon(epsilon))
+    all_of_them = [r.tilt for r in found]
+    return ExpectedTilt(
+        epsilon=float(epsilon), delta=delta, tilt=float(np.median(all_of_them)),
+        least=min(all_of_them), most=max(all_of_them), labels=tuple(parameters.labels),
+        tilts=np.median([r.tilts for r in found], axis=0),
+    )  # fmt: skip
+
+
+def _find(looks: Callable[[float], list[Any]], wanted: float) -> tuple[float, list[Any]]:
+    """The ε at which the median tilt is `wanted`, and the looks there."""
+    epsilon = 1.0
+    for _ in range(_TRIALS):
+        found = looks(epsilon)
+        ratio = float(np.median([r.tilt for r in found])) / wanted
+        if 1 / _CLOSE < ratio < _CLOSE:
+            return epsilon, found
+        epsilon *= min(max(ratio, 0.1), 10.0)
+        if not _RANGE[0] < epsilon < _RANGE[1]:
+            break
+    raise PrivacyConfigurationError(
+        f"No ε was found at which the tilt is {wanted:g}. It takes more records, fewer parameters, or priors "
+        "that say more."
+    )
