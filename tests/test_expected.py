@@ -1,0 +1,80 @@
+"""The tilt that is expected on made-up data is the one that comes out on others."""
+
+import logging
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+
+N = 20_000
+
+
+def design(seed):
+    rng = np.random.default_rng(seed)
+    return np.column_stack([np.ones(N), np.clip(rng.normal(size=(N, 3)), -3, 3)])
+
+
+def regression(X, y, likelihood):
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 0.5, shape=4)
+        eta, observed = pm.Data("X", X) @ beta, pm.Data("Y", y)
+        if likelihood == "bernoulli":
+            pm.Bernoulli("y", logit_p=eta, observed=observed)
+        else:
+            pm.Normal("y", eta, pm.HalfNormal("sigma", 1), observed=observed)
+    return model
+
+
+def outcomes(X, likelihood):
+    rng = np.random.default_rng(9)
+    eta = X @ [0.2, -0.4, 0.3, 0.5]
+    if likelihood == "bernoulli":
+        return (rng.random(N) < 1 / (1 + np.exp(-eta))).astype(int)
+    return rng.normal(eta, 0.8)
+
+
+@pytest.mark.parametrize("likelihood", ["bernoulli", "normal"])
+def test_the_tilt_of_a_run_is_within_half_as_much_again(likelihood):
+    X = design(8)
+    y = outcomes(X, likelihood)
+    expected = dp.expected_tilt(
+        regression(X, y, likelihood), epsilon=1.0, data={"X": design(1)}, runs=3
+    )
+    step = dp.DPAnchored(
+        draws=1, chains=1, epsilon=1.0, model=regression(X, y, likelihood),
+        noise_source=dp.InsecureSeededNoise(7),
+    )  # fmt: skip
+    tilt = step.build_anchor().tilt
+    assert tilt / 1.5 < expected.tilt < 1.5 * tilt
+    assert expected.least <= expected.tilt <= expected.most
+    assert f"{expected.tilt:.2g}" in str(expected)
+
+
+def test_an_epsilon_is_found_for_a_tilt():
+    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    found = dp.expected_tilt(model, tilt=0.3, data={"X": design(1)}, runs=3)
+    assert 0.28 < found.tilt < 0.32
+    assert 0.5 < found.epsilon < 5
+    again = dp.expected_tilt(model, epsilon=found.epsilon, data={"X": design(1)}, runs=3)
+    assert again.tilt == pytest.approx(found.tilt)
+
+
+def test_the_real_data_do_not_enter(caplog):
+    """Other data of the same size: the same answer, to the last bit, and nothing in the log."""
+    said = []
+    with caplog.at_level(logging.INFO, "pymc"):
+        for seed in (2, 3):
+            X = design(seed)
+            model = regression(X, outcomes(X, "bernoulli"), "bernoulli")
+            said.append(str(dp.expected_tilt(model, epsilon=2.0, data={"X": design(1)}, runs=1)))
+    assert said[0] == said[1]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("asked", [{}, {"epsilon": 1.0, "tilt": 0.3}, {"tilt": -1.0}])
+def test_what_cannot_be_asked(asked):
+    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    with pytest.raises(dp.PrivacyConfigurationError):
+        dp.expected_tilt(model, data={"X": design(1)}, **asked)
