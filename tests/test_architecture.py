@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "mechanisms": {"exceptions", "checks", "compat", "privacy"},
     "gibbs": {"exceptions", "_version", "compat", "privacy", "mechanisms"},
     "records": {"exceptions", "_version", "checks", "privacy", "likelihood", "linalg"},
-    "anchor": {"exceptions", "compat", "privacy", "likelihood", "linalg", "records"},
+    "anchor": {"exceptions", "compat", "privacy", "likelihood", "linalg", "records", "progress"},
     "steps": {
         "exceptions",
         "checks",
@@ -78,6 +78,9 @@ MAY_IMPORT = {
         "steps",
         "report",
         "sampling",
+        "anchor",
+        "records",
+        "progress",
     },
 }
 
