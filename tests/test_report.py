@@ -268,7 +268,7 @@ def test_a_preparation_is_no_run_of_its_own(logistic, quiet):
     page = Page(report.to_html()).text
     assert "once" in page
     assert "how far the noise may have moved the draws" in page
-    assert "negative" in page
+    assert "1 if the draws are of use" in page
     assert report.added == ()
 
 
