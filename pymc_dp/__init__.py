@@ -36,7 +36,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.records.shards import Shards
 from pymc_dp.report import PrivacyReport, privacy_report
-from pymc_dp.report.plots import plot_clipping, plot_privacy
+from pymc_dp.report.plots import plot_privacy
 from pymc_dp.results import release
 from pymc_dp.sampling import sample
 from pymc_dp.steps import comparators
@@ -85,7 +85,6 @@ __all__ = [
     "max_releases",
     "mmd",
     "plan",
-    "plot_clipping",
     "plot_privacy",
     "plot_tradeoff",
     "predict",

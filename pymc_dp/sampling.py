@@ -173,9 +173,9 @@ def _diagnose(safe: Any, step: PrivateStep) -> None:
     statistics = groups["sample_stats"]
     parts = [f"acceptance {float(statistics['accept_rate'].mean()):.2f}", *step.summary()]
     if statistics.sizes["draw"] >= _ENOUGH_TO_JUDGE:
-        # Of the chain itself: what is added to its draws afterwards is independent, and flatters.
-        own = groups.get("unadjusted_posterior", groups["posterior"])
-        table = summary(from_groups({"posterior": own}, {}, like=safe)).astype(float)
+        table = summary(from_groups({"posterior": groups["posterior"]}, {}, like=safe)).astype(
+            float
+        )
         effective = table["ess_bulk"].copy()
         if len(still_chains(groups)) == statistics.sizes["chain"]:
             effective[:] = 0.0  # ArviZ counts every draw of a constant

@@ -1,7 +1,6 @@
 """Plots: what they show, and that they look at released results and made-up data only."""
 
 import io
-import json
 import logging
 import sys
 from dataclasses import replace
@@ -142,58 +141,22 @@ def post_processed(released):
     )
 
 
-def test_post_processing_costs_and_clips_nothing(released):
+def test_post_processing_costs_nothing(released):
     with pytest.raises(dp.PrivacyError, match="cost nothing"):
         dp.plot_privacy(post_processed(released))
-    with pytest.raises(dp.PrivacyError, match="nothing was clipped"):
-        dp.plot_clipping(post_processed(released))
 
 
 def test_raw_results_are_refused(released):
     attrs = {k: v for k, v in root_attrs(released).items() if not k.startswith("privacy")}
     raw = from_groups(groups_of(released), attrs, like=released)
-    for plot in (dp.plot_privacy, dp.plot_clipping):
-        with pytest.raises(dp.PrivacyError, match="release"):
-            plot(raw)
+    with pytest.raises(dp.PrivacyError, match="release"):
+        dp.plot_privacy(raw)
 
 
 def test_matplotlib_is_asked_for_when_it_is_missing(released, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"pymc-dp\[plots\]"):
         dp.plot_privacy(released)
-
-
-# -- plot_clipping ----------------------------------------------------------------------------------
-
-
-def with_share(released, share, sd):
-    return with_attrs(
-        released, measured=json.dumps({"clipped_share": share, "clipped_share_sd": sd})
-    )
-
-
-def test_the_noisy_share_is_drawn_with_its_noise(released):
-    ax = dp.plot_clipping(with_share(released, 0.03, 0.01))
-    interval, dot = (li.get_xdata() for li in ax.lines[:2])
-    np.testing.assert_allclose(interval, [0.03 - 0.0196, 0.03 + 0.0196], atol=1e-4)
-    assert dot == 0.03
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["DPPenalty"]
-
-
-def test_several_results_and_a_share_below_zero(released):
-    ax = dp.plot_clipping(
-        {"a": with_share(released, -0.004, 0.004), "b": with_share(released, 0.2, 0.01)}
-    )
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["a", "b"]
-    assert ax.get_xlim()[0] < -0.0118
-    assert ax.get_xlim()[1] > 0.2196
-
-
-@pytest.mark.parametrize("share", [None, float("nan")])
-def test_where_nothing_was_released_it_says_what_to_do(share, released):
-    result = released if share is None else with_share(released, share, share)
-    with pytest.raises(dp.PrivacyError, match=r"DPPenalty did not release .*`tradeoff`"):
-        dp.plot_clipping(result)
 
 
 # -- tradeoff ---------------------------------------------------------------------------------------

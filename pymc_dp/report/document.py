@@ -27,7 +27,7 @@ _UNKNOWN = "not known here"
 # What a released result has. Whatever else is in one was put there later, by somebody.
 _RELEASED_GROUPS = frozenset({
     "posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats", "constant_data",
-    "unadjusted_posterior", "surrogate_posterior", "privacy",
+    "privacy",
 })  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import norm
 
 from pymc_dp.compat import groups_of
 from pymc_dp.exceptions import PrivacyError
@@ -106,74 +105,6 @@ def _up_to(releases: Sequence[Event], iteration: int, iterations: int, chains: i
         if count:
             done.append(replace(e, count=count))
     return done
-
-
-def plot_clipping(idata: Any, *, ax: "Axes | None" = None) -> "Axes":
-    """Noisy share of the units that were clipped, with its 95 % interval.
-
-    Parameters
-    ----------
-    idata : InferenceData or DataTree, or dict of names and them
-        Released results of a step that released the share, such as ``DPAnchored``. Several results are
-        drawn below one another.
-    ax : matplotlib Axes, optional
-        Where to draw. Default: a new figure.
-
-    Returns
-    -------
-    matplotlib Axes
-
-    Raises
-    ------
-    PrivacyError
-        If a result is not released, or has no such share.
-
-    Notes
-    -----
-    How many units are clipped is a statistic of the data and private like any other. What is drawn
-    is what was released with noise, and paid for, during the run; no exact count is ever computed for
-    a plot. The noise can put a small share below 0.
-    """
-    if not isinstance(idata, dict):
-        idata = {privacy_report(idata).algorithm: idata}
-    shares = {name: _clipped_share(result) for name, result in idata.items()}
-
-    ax = axes(ax, (7.0, 1.4 + 0.45 * len(shares)))
-    z = norm.ppf(0.975)
-    for row, (share, sd) in enumerate(shares.values()):
-        ax.plot([share - z * sd, share + z * sd], [row, row], color="C0", linewidth=2)
-        ax.plot(share, row, "o", color="C0")
-    ends = [end for share, sd in shares.values() for end in (share - z * sd, share + z * sd)]
-    ax.axvline(0, color=GREY, linewidth=1)
-    ax.set(
-        yticks=range(len(shares)),
-        yticklabels=list(shares),
-        ylim=(len(shares) - 0.4, -0.6),
-        xlim=(min(-0.002, 1.1 * min(ends)), max(0.01, 1.1 * max(ends))),
-        xlabel="units clipped in a typical move (noisy; 95 % interval of the noise)",
-    )
-    from matplotlib.ticker import PercentFormatter
-
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
-    return ax
-
-
-def _clipped_share(idata: Any) -> tuple[float, float]:
-    report = privacy_report(idata)
-    if report.post_processing:
-        raise PrivacyError(
-            "These draws were computed from released statistics: nothing was clipped for them. The "
-            "bounds of the statistics are those that the model clamps to."
-        )
-    share, sd = (report.measured.get(name) for name in ("clipped_share", "clipped_share_sd"))
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in (share, sd)):
-        raise PrivacyError(
-            f"{report.algorithm} did not release how many units were clipped, and without a release "
-            "that number stays private. Choose `clip` from public facts so that nothing can be "
-            "clipped (the documentation has a table of bounds), try it out on made-up data with "
-            "`tradeoff`, or use `DPAnchored`, which releases a noisy share."
-        )
-    return float(share), float(sd)  # type: ignore[arg-type]
 
 
 def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":

@@ -30,8 +30,6 @@ MEANING = {
     "looks": "how often the data were looked at, through noise",
     "typical_noise_sd": "noise in the logarithm of a typical acceptance ratio",
     "expected_acceptance": "share of moves that this noise alone would accept",
-    "clipped_share": "share of units cut down to their bound; noisy, so it can be negative",
-    "clipped_share_sd": "standard deviation of the noise in it",
 }
 """Settings, and what a run released of itself, for people who have not read the documentation."""
 
