@@ -96,7 +96,9 @@ class Experiment:
         # A slot of its own, or two runs would have the same noise if that were seeded.
         purse = Purse(Permit(number, 0, (Gaussian(z),)), z)
         measure, start = PaidMeasurements(self.step._curator, purse), time.process_time()
-        found = draw_groups(measure, self.law, tempering=1.0, draws=DRAWS, chains=1, seed=number)
+        found = draw_groups(
+            measure, self.law, tempering=1.0, draws=DRAWS, chains=1, nuts_sampler="pymc"
+        )
         seconds = time.process_time() - start
         space, covered = self.step.compiled.parameters, {}
         points = [space.point(theta) for theta in found.draws[0]]

@@ -264,7 +264,9 @@ def test_under_add_or_remove_nothing_tells_how_many_units_there_are(
         _, iteration, index = permit.take(Gaussian(multiplier))
         return np.random.default_rng([iteration, index]).normal(size=size)
 
-    def total(parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours):
+    def total(
+        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+    ):
         for _ in parts:
             pass
         return bound * made_up(dimension, permit, noise_multiplier)

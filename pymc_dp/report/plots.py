@@ -1,4 +1,4 @@
-"""Pictures of what a run spent and clipped. They need Matplotlib."""
+"""Pictures of what a run spent. They need Matplotlib."""
 
 import math
 from collections.abc import Sequence

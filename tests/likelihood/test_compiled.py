@@ -83,7 +83,7 @@ def test_a_second_step_compiles_nothing(model, no_compiler):
         {"step": dp.DPPenalty, "clip": -1.0},
         {"step": dp.DPPenalty, "noise_source": dp.InsecureSeededNoise(0), "ledger": True},
         {"step": dp.DPHMC, "mass": [1.0, -1.0]},
-        {"step": dp.DPAnchored, "anchor_share": 2.0},
+        {"step": dp.DPAnchored, "tempering": 2.0},
         {"step": dp.DPBarker, "batch_size": N + 1},
         {"step": dp.comparators.DPSGLD, "step_size": 0.0},
         {"step": dp.DPPenalty, "chunk_size": 0},
