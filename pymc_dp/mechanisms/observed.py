@@ -209,7 +209,7 @@ class LaplaceMechanism(_Mechanism):
         Of the variable.
     statistic : TensorVariable, shape (n, ...)
         Per-record statistic :math:`t_i(x_i)`; summed over its first axis here. With `n`, that of
-        one record, shape (...), or of one record of every area, shape (*areas, ...).
+        one record, shape (...), or of one record of every area, shape ``(*areas, ...)``.
     observed : array or ReleasedStatistic, shape (...)
         What was released. A :class:`ReleasedStatistic` brings its noise along.
     total : TensorVariable, shape (...)

@@ -182,7 +182,7 @@ def observe_sum(
     Parameters
     ----------
     name : str
-    statistic : TensorVariable, shape (*areas, ...)
+    statistic : TensorVariable, shape ``(*areas, ...)``
         Of one record.
     n : tensor_like, shape areas
         Number of records.
@@ -190,7 +190,7 @@ def observe_sum(
         Points per area; by default enough for n.
     law : NoiseLaw
         Of the noise, whose scale may be 0.
-    observed : array or shared variable, shape (*areas, ...)
+    observed : array or shared variable, shape ``(*areas, ...)``
     dims
         As in PyMC.
 
