@@ -102,10 +102,14 @@ class _Run:
         self.found += search.looks
         share = float(np.clip(t1**2, *s.first_look))
         frames = [power(self.P, -0.5), np.diag(self.scales)]
-        chosen = looks.choose(
-            self.place, frames, self.P, looks.cheap, max(share, s.pooled_share), 2, s.near_kept,
+        pays = max(share, s.pooled_share)
+        choices = looks.choose(
+            self.place, frames, self.P, looks.cheap, pays, 2, s.near_kept,
             0.0 if looks.poor else looks.fine,
         )  # fmt: skip
+        chosen = looks.closely(
+            self.place, choices, self.P, pays, s.near_kept, s.final_count, looks.cheap
+        )
         for_hessian = max(s.hessian_part[0], s.hessian_of_first * share)
         self.found.append(looks.look(self.place, chosen, share, for_hessian, s.hessians_kept))
         self._t = t1 / math.sqrt(share)
@@ -126,17 +130,20 @@ class _Run:
         looks, s, d = self.looks, SETTINGS, len(self.place)
         frames = [power(self.P, -0.5), np.diag(self.scales), middle_frame(self.P, self.scales)]
         share = looks.fine
-        self.chosen = looks.choose(
-            self.place, frames, self.P, looks.cheap, 0.8, 2, for_count=s.final_count, finely=share
+        choices = looks.choose(self.place, frames, self.P, looks.cheap, 0.8, 2)
+        self.chosen = looks.closely(
+            self.place, choices, self.P, 0.8, 0.0, s.final_count, share / 2, finely=share
         )
-        V, b, _, long = self.chosen
+        V, b = self.chosen.V, self.chosen.b
         inverse = np.linalg.inv(V)
         X = inverse @ power(self.P, -0.5)
         size = float(np.trace(X.T @ X)) / d
         noise = self.measure.noise_sd
         self.t1 = noise(b, 1.0) * math.sqrt(size)
-        sizes = looks.hessian_sizes(self.place, V, share / 2)
-        C = looks.hessian_bound(sizes, 0.05, s.hessians_kept, long)
+        assert self.chosen.hessian_sizes is not None
+        C = looks.bound(
+            self.chosen.hessian_sizes, 0.05, s.hessians_kept, self.chosen.hessian_group
+        )
         self.a1 = noise(C, 1.0) * size
 
     @property

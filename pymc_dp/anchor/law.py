@@ -253,14 +253,16 @@ def pooled(
         informations.append(Q)
         information += Q
         rhs += Q @ (look.gradient + J @ u)
-        at += Q @ u
+        at += Q @ (P @ u)
         noise_part += Q @ noisy @ Q
         clipped_part += Q @ look.clipped  # the same units are clipped in all looks: it adds up
     inverse = np.linalg.inv(information)
     R = inverse @ clipped_part
     S = inverse @ noise_part @ inverse + R @ R.T
     law = Law(place, inverse @ rhs, J, S)
-    return Pooled(law, looks, weights, inverse @ at, inverse @ np.array(informations), A)
+    # Parts are of gradients, which P makes of moves.
+    at = np.linalg.solve(P, inverse @ at)
+    return Pooled(law, looks, weights, at, inverse @ np.array(informations), A)
 
 
 def far_away(precision: Vector, sd: float) -> float:

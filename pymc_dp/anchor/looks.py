@@ -18,7 +18,7 @@ from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.linalg import Vector, as_matrix, power, product_covariance
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.questions import Gradient, Hessian, Longer
+from pymc_dp.records.questions import Gradient, Hessian, Longer, Question
 
 
 @dataclass(frozen=True)
@@ -83,40 +83,59 @@ class Group(NamedTuple):
 
     Parameters
     ----------
-    many, length : float
-        How many, and how long.
+    many, lengths : ndarray
+        How many of each length.
     """
 
-    many: float
-    length: float
+    many: Vector
+    lengths: Vector
 
     def excess(self, bound: float) -> float:
         """What a bound clips of them."""
-        return self.many * max(self.length - bound, 0.0)
+        return float(self.many @ np.maximum(self.lengths - bound, 0.0))
+
+    @property
+    def longest(self) -> float:
+        """0 if there are none."""
+        return float(np.max(self.lengths, initial=0.0))
 
 
-NOBODY = Group(0.0, 0.0)
+NOBODY = Group(np.zeros(0), np.zeros(0))
 
 
 class Choice(NamedTuple):
-    """How to look at a gradient.
+    """How to look at a place.
 
     Parameters
     ----------
     V : ndarray, shape (d, d)
         The frame.
     b : float
-        The clipping bound.
-    excess : float
-        What that clips, if it all points in one direction.
-    long : float
-        Length of units that no histogram has shown, if there are such; else 0.
+        The gradients' clipping bound.
+    sizes : PrivateHistogram
+        Of the gradients.
+    group : Group
+        Units whose gradients are longer than that shows.
+    loss : float
+        What noise in this frame costs.
+    hessian_sizes : PrivateHistogram, optional
+        Of the Hessians.
+    hessian_group : Group
+        Units whose Hessians are longer than that shows.
     """
 
     V: Vector
     b: float
-    excess: float
-    long: float
+    sizes: PrivateHistogram
+    group: Group
+    loss: float
+    hessian_sizes: PrivateHistogram | None = None
+    hessian_group: Group = NOBODY
+
+    @property
+    def excess(self) -> float:
+        """What the bound clips, if it all points in one direction."""
+        return self.sizes.excess(self.b) + self.group.excess(self.b)
 
 
 class Looks:
@@ -169,7 +188,7 @@ class Looks:
     def look(
         self,
         theta: Vector,
-        chosen: "Choice",
+        chosen: Choice,
         for_gradient: float,
         for_hessian: float,
         kept: float,
@@ -189,24 +208,14 @@ class Looks:
         of_sizes : float
             Share of the histogram of these; default: :attr:`cheap`.
         """
-        V, b, excess, long = chosen
+        V, b = chosen.V, chosen.b
         G, sd = self.measure.sum(Gradient(theta, V, self._tempering), b, for_gradient)
         sizes = self.hessian_sizes(theta, V, of_sizes or self.cheap)
-        C = self.hessian_bound(sizes, for_hessian, kept, long)
+        C = self.bound(sizes, for_hessian, kept, chosen.hessian_group)
         packed, sd_A = self.measure.sum(Hessian(theta, V, self._tempering), C, for_hessian)
         inverse = np.linalg.inv(V)
         A = -inverse.T @ as_matrix(packed, len(theta)) @ inverse
-        return Look(theta, V, inverse.T @ G, A, sd, sd_A, b, C, excess)
-
-    def hessian_bound(
-        self, sizes: PrivateHistogram, share: float, kept: float, long: float
-    ) -> float:
-        """C: as :meth:`bound`, and not below the square of a length that hidden units have.
-
-        A unit's information is about its score's square; clipped, it makes every step too long in the
-        direction that these units alone speak of.
-        """
-        return max(self.bound(sizes, share, kept), long**2 / SETTINGS.group_length)
+        return Look(theta, V, inverse.T @ G, A, sd, sd_A, b, C, chosen.excess)
 
     def bound(
         self,
@@ -230,7 +239,7 @@ class Looks:
         group : Group
             That the histogram does not show.
         """
-        candidates = np.geomspace(sizes.quantile(0.5) / 2, max(sizes.largest, group.length), 200)
+        candidates = np.geomspace(sizes.quantile(0.5) / 2, max(sizes.largest, group.longest), 200)
         noise = self.measure.noise_sd(1.0, share)
         costs = [
             (noise * b) ** 2 + SETTINGS.bias * (sizes.excess(b) + group.excess(b)) ** 2
@@ -249,13 +258,11 @@ class Looks:
         bins: int,
         kept: float = 0.0,
         for_count: float = 0.0,
-        finely: float = 0.0,
-    ) -> Choice:
-        r"""The frame in which a gradient's noise hurts least, and its clipping bound there.
+    ) -> list[Choice]:
+        r"""How to look in each of some frames; the one in which a gradient's noise hurts least comes first.
 
-        By a histogram in each of the frames, and counts of units that are too few to be seen in bins: from the
-        second place on, of those that are still as long as the longest at the first, where rare outcomes look
-        like all others; and for good, of those that are well beyond the bound, as a rare category's are.
+        By a histogram in each of them, and a count, from the second place on, of units that are still as long as
+        the longest at the first, where rare outcomes look like all others.
 
         Parameters
         ----------
@@ -273,29 +280,81 @@ class Looks:
             As in :meth:`bound`.
         for_count : float
             Share of a count; 0 for none.
-        finely : float
-            Share of another histogram, in the chosen frame, for the bound; 0 for none.
         """
-        count = for_count > 0 and self._longest > 0 and not finely
-        still = self._still_long(theta, for_count) if count else (0.0, 1.0)
+        still = (0.0, 1.0)
+        if for_count > 0 and self._longest > 0:
+            still = self._still_long(theta, for_count)
         found, seen = [], math.inf
         for V in frames:
             sizes = self.gradient_sizes(theta, V, share, bins)
             group = self._in(V, still, sizes)
-            b = self.bound(sizes, for_gradient, kept, group)
-            unseen = sizes.excess(b) + group.excess(b)
-            noise = math.hypot(self.measure.noise_sd(b, for_gradient), unseen)
-            found.append((_loss(V, noise, P), V, b, sizes, group))
+            found.append(self._choice(V, sizes, group, P, for_gradient, kept))
             seen = min(seen, sizes.quantile(0.995) / self._size(V))
         self._longest = self._longest or seen
-        _, V, b, sizes, group = min(found, key=lambda f: f[0])
-        if finely:
-            sizes = self.gradient_sizes(theta, V, finely, self.bins_for(finely))
-            b = self.bound(sizes, for_gradient, kept, group)
-            if P is not None and group is NOBODY:
-                group = self._group(theta, V, P, SETTINGS.well_beyond * b, sizes, for_count)
-                b = max(b, self.bound(sizes, for_gradient, kept, group))
-        return Choice(V, b, sizes.excess(b) + group.excess(b), group.length)
+        return sorted(found, key=lambda choice: choice.loss)
+
+    def _choice(
+        self,
+        V: Vector,
+        sizes: PrivateHistogram,
+        group: Group,
+        P: Vector | None,
+        for_gradient: float,
+        kept: float,
+    ) -> Choice:
+        b = self.bound(sizes, for_gradient, kept, group)
+        noise = self.measure.noise_sd(b, for_gradient)
+        loss = _loss(V, math.hypot(noise, sizes.excess(b) + group.excess(b)), P)
+        return Choice(V, b, sizes, group, loss)
+
+    def closely(
+        self,
+        theta: Vector,
+        choices: Sequence[Choice],
+        P: Vector,
+        for_gradient: float,
+        kept: float,
+        for_count: float,
+        of_hessians: float,
+        finely: float = 0.0,
+    ) -> Choice:
+        """The best of some frames, now that units are counted there that are too few to be seen in a histogram.
+
+        A small group clipped makes every step too long in the direction that these units alone speak of,
+        and the interval there too wide. Their Hessians are all long, of their gradients some: these are as long as
+        their information says.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (d,)
+        choices : sequence of Choice
+            The best one first, as far as known.
+        P : ndarray, shape (d, d)
+        for_gradient, for_count, of_hessians, finely : float
+            Shares: of the gradient to come; of each count; of the histogram of Hessians; and of another one of
+            the gradients, 0 for none.
+        kept : float
+            As in :meth:`bound`.
+        """
+        s, rest = SETTINGS, list(choices)
+        while True:
+            V, _, sizes, group, *_ = rest.pop(0)
+            gradients = Gradient(theta, V, self._tempering)
+            if finely:
+                sizes = self.gradient_sizes(theta, V, finely, self.bins_for(finely))
+                length = s.well_beyond * self.bound(sizes, for_gradient, kept)
+                group = self._beyond(gradients, length, sizes, for_count)
+            of = Hessian(theta, V, self._tempering)
+            hessian_sizes = self.hessian_sizes(theta, V, of_hessians)
+            length = s.well_beyond * hessian_sizes.quantile(s.hessians_kept)
+            hidden = self._beyond(of, length, hessian_sizes, for_count)
+            by_hessians = Group(hidden.many, s.group_length * np.sqrt(hidden.lengths))
+            group = max(group, by_hessians, key=lambda g: g.excess(sizes.quantile(0.99)))
+            seen = self._choice(V, sizes, group, P, for_gradient, kept)
+            seen = seen._replace(hessian_sizes=hessian_sizes, hessian_group=hidden)
+            rest = sorted([*rest, seen], key=lambda choice: choice.loss)
+            if rest[0].hessian_sizes is not None:
+                return rest[0]
 
     def _size(self, V: Vector) -> float:
         """How much longer a frame makes what is equally long in all of the prior's scales."""
@@ -306,36 +365,34 @@ class Looks:
         many, sd = still
         length = self._longest * self._size(V)
         hidden = many - sizes.beyond(length / 2)
-        return Group(hidden, length) if hidden > SETTINGS.counted * sd else NOBODY
+        return Group(np.array([hidden]), np.array([length])) if hidden > SETTINGS.counted * sd else NOBODY
 
     def _still_long(self, theta: Vector, share: float) -> tuple[float, float]:
         """How many units' gradients are half as long as the longest at the first place, and the noise's sd."""
         D, s = np.diag(self.scales), SETTINGS
-        of = Longer(theta, D * self._tempering, self._longest / 2)
+        of = Longer(Gradient(theta, D, self._tempering), self._longest / 2)
         many, sd = self.measure.count(of, share)
         return (many, sd) if many < s.rare * self.n_units else (0.0, sd)
 
-    def _group(
-        self,
-        theta: Vector,
-        V: Vector,
-        P: Vector,
-        length: float,
-        sizes: PrivateHistogram,
-        share: float,
+    def _beyond(
+        self, of: Question, length: float, sizes: PrivateHistogram, share: float
     ) -> Group:
-        """Units longer than this that a histogram does not show, as a group that alone tells of something.
+        """Units longer than this that a histogram does not show: counted, and followed as far as there are any.
 
-        m such units are about 1/√m posterior sds long: what they say is that parameter's information. A
-        histogram spreads them over its bins, each with noise of its own; a count does not.
+        A histogram spreads them over its bins, each with noise of its own; a count does not.
         """
         s = SETTINGS
-        many, sd = self.measure.count(Longer(theta, V * self._tempering, length), share)
-        if many - sizes.beyond(length) < s.counted * sd or many > s.rare * self.n_units:
-            return NOBODY
-        most = float(np.linalg.eigvalsh(V.T @ P @ V)[-1])
-        alone = s.group_length * math.sqrt(most / (many + sd)) if most < s.about_white else 0.0
-        return Group(many, max(s.hidden_length * length, alone))
+        many, lengths = [], []
+        while len(many) < s.followed:
+            found, sd = self.measure.count(Longer(of, length), share)
+            hidden = found - (sizes.beyond(length) if not many else 0.0)
+            if hidden < s.counted * sd or found > s.rare * self.n_units:
+                break
+            many.append(min([hidden, *many]))
+            lengths.append(length * math.sqrt(s.further))
+            length *= s.further
+        # Those that are longer still are not of this length.
+        return Group(-np.diff([*many, 0.0]), np.array(lengths)) if many else NOBODY
 
 
 def _loss(V: Vector, noise: float, P: Vector | None) -> float:

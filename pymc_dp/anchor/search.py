@@ -153,7 +153,7 @@ def find_mode(
         if search.P is not None and not looks.poor:
             frames.append(raw)
         for_gradient = s.gradient_of_step * share
-        chosen = looks.choose(
+        chosen, *_ = looks.choose(
             search.theta, frames, search.P, looks.cheap, for_gradient, 1, s.search_kept,
             0.0 if looks.poor else max(s.of_count, looks.cheap / 2),
         )  # fmt: skip

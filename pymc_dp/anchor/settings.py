@@ -52,16 +52,16 @@ class AnchorSettings:
     """Share of a count of long gradients, at least."""
     final_count: float = 0.005
     """The same where the final bound is chosen."""
-    counted: float = 2.5
+    counted: float = 3.0
     """In sds of its noise: by how many units a count must exceed what a histogram shows to be believed."""
     well_beyond: float = 1.5
     """In clipping bounds: the length from which units are counted that a histogram may not show."""
-    hidden_length: float = 1.3
-    """In these: how long such units are taken to be."""
-    about_white: float = 4.0
-    """Largest information, in a frame, of one in which that says how long a group's units are."""
+    further: float = 4.0
+    """Factor between the lengths beyond which such units are counted, while there are any,"""
+    followed: int = 5
+    """so often at most."""
     group_length: float = 1.5
-    """Length of the units of a group that alone determines a parameter, over their root mean square."""
+    """Length of such units' gradients, over the root of their information."""
     rare: float = 0.05
     """A group of more units than this is seen in a histogram."""
 

@@ -27,7 +27,7 @@ Ask = Callable[[str, Mapping[str, Vector]], list[Answer]]
 RATIO = "ratio"
 SIZES = ("gradient_sizes", "hessian_sizes")
 SUMS = ("gradient", "hessian")
-LONGER = "longer"
+LONGER = ("gradient_longer", "hessian_longer")
 MOST_BINS = 8
 """Bins per octave that a histogram may be asked for."""
 
@@ -39,7 +39,7 @@ def shapes_of(kind: str, d: int) -> dict[str, tuple[int, ...]]:
     at: dict[str, tuple[int, ...]] = {"theta": (d,), "W": (d, d), "share": ()}
     if kind in SIZES:
         return at | {"bins_per_octave": ()}
-    return at | ({"length": ()} if kind == LONGER else {"bound": ()})
+    return at | ({"length": ()} if kind in LONGER else {"bound": ()})
 
 
 def checked(kind: str, request: Mapping[str, Vector], d: int) -> dict[str, Vector]:
@@ -76,10 +76,9 @@ def question(kind: str, values: Mapping[str, Vector]) -> Question:
     """What a request asks of the owner's records."""
     if kind == RATIO:
         return LogLikelihoodRatio(values["theta"], values["proposal"])
-    if kind == LONGER:
-        return Centred(Longer(values["theta"], values["W"], float(values["length"])))
-    of = Gradient if kind.startswith("gradient") else Hessian
-    return of(values["theta"], values["W"])
+    kind_of = Gradient if kind.startswith("gradient") else Hessian
+    of = kind_of(values["theta"], values["W"])
+    return Centred(Longer(of, float(values["length"]))) if kind in LONGER else of
 
 
 def parameters_digest(parameters: ParameterSpace) -> int:

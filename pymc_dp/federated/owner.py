@@ -226,7 +226,7 @@ class Owner:
         """
         if kind == "offer":
             return self._offer()
-        for_surrogate = [*SIZES, *SUMS, LONGER] if "surrogate" in self._kinds else []
+        for_surrogate = [*SIZES, *SUMS, *LONGER] if "surrogate" in self._kinds else []
         answered = ["offer", *for_surrogate, *([RATIO] if RATIO in self._kinds else [])]
         if kind not in answered:
             raise PrivacyConfigurationError(f"This owner answers {answered}, nothing else.")
@@ -277,7 +277,7 @@ class Owner:
         if kind in SIZES:
             bins = int(values["bins_per_octave"])
             return self._curator.counts(of, bins, noise_multiplier=z, permit=permit)
-        bound = Centred.bound if kind == LONGER else float(values["bound"])
+        bound = Centred.bound if kind in LONGER else float(values["bound"])
         return self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
 
     def _write(self, kind: str, request: Answer, answer: Answer) -> None:

@@ -86,7 +86,7 @@ class Owners:
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         kind, numbers = _asked(of)
-        if kind != LONGER:  # whose bound is known to all
+        if kind not in LONGER:  # whose bound is known to all
             numbers["bound"] = np.asarray(float(bound))
         shape = () if of.dimension is None else (of.dimension,)
         return self._paid(kind, numbers, share, shape), self.noise_sd(bound, share)
@@ -129,11 +129,12 @@ class Owners:
 def _asked(of: Question) -> tuple[str, dict[str, Vector]]:
     """What owners call a question, and its numbers."""
     if isinstance(of, Centred):
-        kind, of = LONGER, of.of
-    else:
-        kind = "gradient" if isinstance(of, Gradient) else "hessian"
-    numbers = {name: np.asarray(value) for name, value in vars(of).items()}
-    return kind, {name: numbers[name] for name in ("theta", "W", "length") if name in numbers}
+        longer: Any = of.of
+        kind, numbers = _asked(longer.of)
+        return f"{kind}_longer", numbers | {"length": np.asarray(float(longer.length))}
+    at: Any = of
+    kind = "gradient" if isinstance(of, Gradient) else "hessian"
+    return kind, {"theta": np.asarray(at.theta), "W": np.asarray(at.W)}
 
 
 def summed(answers: list[Answer], name: str, shape: tuple[int, ...]) -> Vector:

@@ -133,23 +133,22 @@ class Hessian:
 
 @dataclass(frozen=True, eq=False)
 class Longer:
-    r"""Whether a unit's gradient in some coordinates is longer than a length: 1 or 0.
+    """Whether a unit's term is longer than a length: 1 or 0.
 
     Parameters
     ----------
-    theta, W
-        As in :class:`Gradient`.
+    of : Question
+        Whose terms are vectors.
     length : float
     """
 
-    theta: Vector
-    W: Vector
+    of: Question
     length: float
     dimension = None
 
-    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
+    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Question`. What is not finite is not counted."""
-        for chunk in Gradient(self.theta, self.W).terms(records, units):
+        for chunk in self.of.terms(records, units):
             sizes = norms(chunk)
             yield (np.isfinite(sizes) & (sizes > self.length)).astype(float)
 
