@@ -79,28 +79,31 @@ class Look:
 
 
 class Group(NamedTuple):
-    """Units that are longer than a histogram shows.
+    """Units that are longer than a histogram shows: from some length on fewer and fewer, exponentially.
 
     Parameters
     ----------
-    many, lengths : ndarray
-        How many of each length.
+    many, lengths, rates : ndarray
+        How many, from which length on, and by how much longer the next e-th part is.
     """
 
     many: Vector
     lengths: Vector
+    rates: Vector
 
     def excess(self, bound: float) -> float:
         """What a bound clips of them."""
-        return float(self.many @ np.maximum(self.lengths - bound, 0.0))
+        beyond = np.maximum(bound - self.lengths, 0.0)
+        each = self.rates * np.exp(-beyond / self.rates) + np.maximum(self.lengths - bound, 0.0)
+        return float(self.many @ each)
 
     @property
     def longest(self) -> float:
-        """0 if there are none."""
-        return float(np.max(self.lengths, initial=0.0))
+        """About; 0 if there are none."""
+        return float(np.max(self.lengths + 4 * self.rates, initial=0.0))
 
 
-NOBODY = Group(np.zeros(0), np.zeros(0))
+NOBODY = Group(*np.zeros((3, 0)))
 
 
 class Choice(NamedTuple):
@@ -348,7 +351,8 @@ class Looks:
             hessian_sizes = self.hessian_sizes(theta, V, of_hessians)
             length = s.well_beyond * hessian_sizes.quantile(s.hessians_kept)
             hidden = self._beyond(of, length, hessian_sizes, for_count)
-            by_hessians = Group(hidden.many, s.group_length * np.sqrt(hidden.lengths))
+            lengths = np.sqrt(hidden.lengths + hidden.rates)
+            by_hessians = Group(hidden.many, lengths, s.group_rate * lengths)
             group = max(group, by_hessians, key=lambda g: g.excess(sizes.quantile(0.99)))
             seen = self._choice(V, sizes, group, P, for_gradient, kept)
             seen = seen._replace(hessian_sizes=hessian_sizes, hessian_group=hidden)
@@ -363,9 +367,11 @@ class Looks:
     def _in(self, V: Vector, still: tuple[float, float], sizes: PrivateHistogram) -> Group:
         """Of the units that are still long, those that a histogram in this frame does not show."""
         many, sd = still
-        length = self._longest * self._size(V)
-        hidden = many - sizes.beyond(length / 2)
-        return Group(np.array([hidden]), np.array([length])) if hidden > SETTINGS.counted * sd else NOBODY
+        length = self._longest * self._size(V) / 2
+        hidden = many - sizes.beyond(length)
+        if hidden < SETTINGS.counted * sd:
+            return NOBODY
+        return Group(*np.array([[hidden], [length], [SETTINGS.group_rate * length]]))
 
     def _still_long(self, theta: Vector, share: float) -> tuple[float, float]:
         """How many units' gradients are half as long as the longest at the first place, and the noise's sd."""
@@ -382,17 +388,22 @@ class Looks:
         A histogram spreads them over its bins, each with noise of its own; a count does not.
         """
         s = SETTINGS
-        many, lengths = [], []
+        many, lengths, factor = list[float](), list[float](), s.further
         while len(many) < s.followed:
             found, sd = self.measure.count(Longer(of, length), share)
             hidden = found - (sizes.beyond(length) if not many else 0.0)
-            if hidden < s.counted * sd or found > s.rare * self.n_units:
+            if not many and (hidden < s.counted * sd or found > s.rare * self.n_units):
+                return NOBODY
+            if hidden < s.counted * sd:  # the rest is not far
+                factor = math.sqrt(factor)
+                found, _ = self.measure.count(Longer(of, length / factor), share)
                 break
             many.append(min([hidden, *many]))
-            lengths.append(length * math.sqrt(s.further))
-            length *= s.further
-        # Those that are longer still are not of this length.
-        return Group(-np.diff([*many, 0.0]), np.array(lengths)) if many else NOBODY
+            lengths.append(length)
+            length *= factor
+        rates = np.array(lengths)
+        rates[-1] *= (factor - 1) / math.log(max(many[-1] / max(found, sd), factor))
+        return Group(-np.diff([*many, 0.0]), np.array(lengths), rates)
 
 
 def _loss(V: Vector, noise: float, P: Vector | None) -> float:

@@ -60,8 +60,8 @@ class AnchorSettings:
     """Factor between the lengths beyond which such units are counted, while there are any,"""
     followed: int = 5
     """so often at most."""
-    group_length: float = 1.5
-    """Length of such units' gradients, over the root of their information."""
+    group_rate: float = 0.5
+    """Rate at which the gradients of a group become fewer, in the length at which they begin."""
     rare: float = 0.05
     """A group of more units than this is seen in a histogram."""
 
