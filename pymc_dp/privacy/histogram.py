@@ -21,14 +21,14 @@ _LOWEST, _HIGHEST = -60, 30
 _GRID = 2**24
 
 # In standard deviations of the noise. A bin counts for what it says above the first. The tail is
-# followed while what lies beyond exceeds the second; three octaves count together, as a small group of
+# followed while what lies beyond exceeds the second; one octave or three count together, as a small group of
 # records can be spread over several bins, and as these windows overlap, with 2 instead of 3 a lucky one
 # carried the bound further out for one noise in twenty, now and then by four octaves. Sizes may be few and far between (two groups
 # of records, say), so a bin beyond a gap is kept above the third. An anchor has some 20 histograms of 90 bins or
 # more, and one bin in the wrong place makes a bound, and with it the noise, as large as numbers get: with 4.5
 # one run in a thousand was lost to that.
 _SIGNIFICANT, _TAIL, _ON_ITS_OWN = 2.0, 3.0, 5.5
-_OCTAVES_TOGETHER = 3
+_OCTAVES_TOGETHER = (1, 3)
 _PLAINLY_SEEN = 10.0
 
 
@@ -190,8 +190,9 @@ def _significant_range(
         seen = np.array([np.argmax(counts)])
     first, last = int(seen[0]), int(seen[-1])
     while last + 1 < len(counts):
-        beyond = counts[last + 1 : last + 1 + _OCTAVES_TOGETHER * bins_per_octave]
-        if not beyond.sum() > _TAIL * sd * math.sqrt(len(beyond)):
+        beyond = counts[last + 1 :]
+        windows = [beyond[: octaves * bins_per_octave] for octaves in _OCTAVES_TOGETHER]
+        if not any(window.sum() > _TAIL * sd * math.sqrt(len(window)) for window in windows):
             break
         last += 1
     while first > 0 and counts[first - 1] > _SIGNIFICANT * sd:
