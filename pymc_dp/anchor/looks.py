@@ -172,7 +172,7 @@ class Looks:
         rough = (whole / (s.rough_count * n)) ** 2
         self.poor = rough > s.poor
         self.cheap = float(np.clip(rough, *s.cheap))
-        self._longest = 0.0
+        self._longest, self._still = 0.0, list[tuple[float, float]]()
         self.fine = float(np.clip((whole / (s.fine_count * n)) ** 2, *s.fine))
 
     def gradient_sizes(self, theta: Vector, V: Vector, share: float, bins: int) -> PrivateHistogram:
@@ -374,11 +374,21 @@ class Looks:
         return Group(*np.array([[hidden], [length], [SETTINGS.group_rate * length]]))
 
     def _still_long(self, theta: Vector, share: float) -> tuple[float, float]:
-        """How many units' gradients are half as long as the longest at the first place, and the noise's sd."""
+        """How many units' gradients are half as long as the longest at the first place, and the noise's sd.
+
+        A mean over places: they are the same units at most of them.
+        """
         D, s = np.diag(self.scales), SETTINGS
         of = Longer(Gradient(theta, D, self._tempering), self._longest / 2)
         many, sd = self.measure.count(of, share)
-        return (many, sd) if many < s.rare * self.n_units else (0.0, sd)
+        if many > s.rare * self.n_units:
+            self._still.clear()
+            return 0.0, sd
+        self._still = [(many, sd), *self._still][: s.places]
+        weights = 1 / np.array([sd for _, sd in self._still]) ** 2
+        return float(np.average([many for many, _ in self._still], weights=weights)), float(
+            weights.sum() ** -0.5
+        )
 
     def _beyond(
         self, of: Question, length: float, sizes: PrivateHistogram, share: float

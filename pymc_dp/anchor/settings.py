@@ -52,6 +52,8 @@ class AnchorSettings:
     """Share of a count of long gradients, at least."""
     final_count: float = 0.005
     """The same where the final bound is chosen."""
+    places: int = 3
+    """Over so many of them counts of units that stay long are averaged."""
     counted: float = 3.0
     """In sds of its noise: by how many units a count must exceed what a histogram shows to be believed."""
     well_beyond: float = 1.5
