@@ -349,7 +349,7 @@ class Looks:
                 group = self._beyond(gradients, length, sizes, for_count)
             of = Hessian(theta, V, self._tempering)
             hessian_sizes = self.hessian_sizes(theta, V, of_hessians)
-            length = s.well_beyond * hessian_sizes.quantile(s.hessians_kept)
+            length = hessian_sizes.quantile(s.hessians_kept)
             hidden = self._beyond(of, length, hessian_sizes, for_count)
             lengths = np.sqrt(hidden.lengths + hidden.rates)
             by_hessians = Group(hidden.many, lengths, s.group_rate * lengths)
