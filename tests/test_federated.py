@@ -32,7 +32,15 @@ from pymc_dp.records.questions import Gradient, Hessian, Longer
 from pymc_dp.records.sums import LocalRecords
 
 D = 2
-KINDS = ("gradient_sizes", "hessian_sizes", "gradient", "hessian", "longer", "ratio")
+KINDS = (
+    "gradient_sizes",
+    "hessian_sizes",
+    "gradient",
+    "hessian",
+    "gradient_longer",
+    "hessian_longer",
+    "ratio",
+)
 FAST = {"mode": "FAST_COMPILE"}
 THETA, W = np.array([0.3, -0.5]), np.array([[0.2, 0.05], [0.0, 0.3]])
 AT = {"theta": THETA, "W": W, "share": np.array(0.1)}
@@ -41,7 +49,8 @@ REQUESTS = {
     "hessian_sizes": AT | {"bins_per_octave": np.array(2.0)},
     "gradient": AT | {"bound": np.array(0.1)},
     "hessian": AT | {"bound": np.array(0.01)},
-    "longer": AT | {"length": np.array(0.1)},
+    "gradient_longer": AT | {"length": np.array(0.1)},
+    "hessian_longer": AT | {"length": np.array(0.01)},
     "ratio": {"theta": THETA, "proposal": THETA + 0.1, "bound": np.array(0.08)},
 }
 SENTINEL = 271828.182845904509
@@ -119,7 +128,8 @@ def exact_answers(x, y):
         "hessian_sizes": bin_counts(sizes[1], 2),
         "gradient": clipped(g, sizes[0], 0.1),
         "hessian": clipped(packed, sizes[1], 0.01),
-        "longer": np.sum(sizes[0] > 0.1) - len(x) / 2,
+        "gradient_longer": np.sum(sizes[0] > 0.1) - len(x) / 2,
+        "hessian_longer": np.sum(sizes[1] > 0.01) - len(x) / 2,
         "ratio": np.clip(ratios, -0.08, 0.08).sum(),
     }
 
@@ -131,7 +141,8 @@ def test_answers_without_noise_are_the_clipped_sums():
         answer = owner.answer(kind, request)
         assert set(answer) == {kind}
         np.testing.assert_allclose(answer[kind], exact[kind], atol=len(x) / RESOLUTION)
-    assert 10 < exact["longer"] + len(x) / 2 < 140  # some are clipped, and some are not
+    for kind in ("gradient_longer", "hessian_longer"):
+        assert 10 < exact[kind] + len(x) / 2 < 140  # some are clipped, and some are not
 
 
 def test_noise_is_what_the_offer_says():
@@ -140,9 +151,9 @@ def test_noise_is_what_the_offer_says():
     owner = owner_of(x, y, epsilon=30.0, ratios=200)
     offer, exact = owner.answer("offer", {}), exact_answers(x, y)
     sensitivity = {"gradient_sizes": math.sqrt(2), "hessian_sizes": math.sqrt(2), "gradient": 0.2,
-                   "hessian": 0.02, "longer": 1.0, "ratio": 0.16}  # fmt: skip
+                   "hessian": 0.02, "gradient_longer": 1.0, "hessian_longer": 1.0, "ratio": 0.16}  # fmt: skip
     for kind, request in REQUESTS.items():
-        share = 0.0015
+        share = 0.0012
         z = offer["ratio"][1] if kind == "ratio" else offer["surrogate"][1] / math.sqrt(share)
         if kind != "ratio":
             request = request | {"share": np.array(share)}
@@ -173,7 +184,8 @@ def test_neighbours_differ_by_the_sensitivity_at_most():
     assert moved["hessian_sizes"] == pytest.approx(math.sqrt(2), abs=tiny)
     assert 0.09 < moved["gradient"] <= 2 * 0.1 + tiny
     assert 0.009 < moved["hessian"] <= 2 * 0.01 + tiny
-    assert moved["longer"] == pytest.approx(1.0, abs=1e-6)
+    assert moved["gradient_longer"] == pytest.approx(1.0, abs=1e-6)
+    assert moved["hessian_longer"] == pytest.approx(1.0, abs=1e-6)
     assert 0.07 < moved["ratio"] <= 2 * 0.08 + tiny
 
 
@@ -182,9 +194,9 @@ def test_neighbours_differ_by_the_sensitivity_at_most():
 
 def exhaust(owner):
     """Ask for all that is left, in parts of many sizes, and then for more."""
-    shares = np.array([0.001, 0.2, 0.05, 0.3, 0.149])
+    shares = [0.001, 0.2, 0.05, 0.3, 0.149]
     kinds = [kind for kind in KINDS if kind != "ratio"]
-    for kind, share in zip(kinds, [*shares[:4], 1 - shares[:4].sum()], strict=True):
+    for kind, share in zip(kinds, [*shares, 1 - sum(shares)], strict=True):
         owner.answer(kind, REQUESTS[kind] | {"share": np.array(share)})
     for kind in kinds:
         with pytest.raises(dp.PrivacyBudgetExceeded):
@@ -207,7 +219,7 @@ def test_shares_add_up_to_the_owners_release():
 
     owner = owner_of(*records(0), noise_source=Watched(0), ratios=0)
     z = owner.answer("offer", {})["surrogate"][1]
-    for kind, share in {"gradient": 0.3, "hessian": 0.2, "longer": 0.5}.items():
+    for kind, share in {"gradient": 0.3, "hessian": 0.2, "hessian_longer": 0.5}.items():
         owner.answer(kind, REQUESTS[kind] | {"share": np.array(share)})
     mu2 = sum((2 * RESOLUTION / scale) ** 2 for scale in used_z)
     assert 1 - 1e-6 < mu2 * z**2 <= 1
@@ -637,11 +649,13 @@ def test_owners_measure_what_one_curator_does():
     one, three = (Owners(asking(some), ParameterSpace(prior())) for some in ([of_all], owners))
     at = {"share": 0.01}
     for measure in (one, three):
-        marked, sd = measure.count(Longer(THETA, W, 0.1), 0.01)
-        assert marked == pytest.approx(exact_answers(x, y)["longer"] + 225, abs=1e-6)
-        assert sd == pytest.approx(measure.multiplier(0.01))
-        assert measure.noise_sd(0.5, 0.01) == pytest.approx(sd)
-        assert measure.count_sd(0.01) == pytest.approx(math.sqrt(2) * sd)
+        for of, length in ((Gradient, 0.1), (Hessian, 0.01)):
+            marked, sd = measure.count(Longer(of(THETA, W), length), 0.005)
+            kind = f"{of.__name__.lower()}_longer"
+            assert marked == pytest.approx(exact_answers(x, y)[kind] + 225, abs=1e-6)
+        assert sd == pytest.approx(measure.multiplier(0.005))
+        assert measure.noise_sd(0.5, 0.005) == pytest.approx(sd)
+        assert measure.count_sd(0.005) == pytest.approx(math.sqrt(2) * sd)
         assert measure.units(0.01) == (450.0, 0.0)
         assert measure.spent == 0.01
     tiny = 450 / RESOLUTION

@@ -107,7 +107,7 @@ class _Run:
             self.place, frames, self.P, looks.cheap, pays, 2, s.near_kept,
             0.0 if looks.poor else looks.fine,
         )  # fmt: skip
-        chosen = looks.closely(
+        chosen, _ = looks.closely(
             self.place, choices, self.P, pays, s.near_kept, s.final_count, looks.cheap
         )
         for_hessian = max(s.hessian_part[0], s.hessian_of_first * share)
@@ -131,7 +131,7 @@ class _Run:
         frames = [power(self.P, -0.5), np.diag(self.scales), middle_frame(self.P, self.scales)]
         share = looks.fine
         choices = looks.choose(self.place, frames, self.P, looks.cheap, 0.8, 2)
-        self.chosen = looks.closely(
+        self.chosen, sizes = looks.closely(
             self.place, choices, self.P, 0.8, 0.0, s.final_count, share / 2, finely=share
         )
         V, b = self.chosen.V, self.chosen.b
@@ -140,10 +140,7 @@ class _Run:
         size = float(np.trace(X.T @ X)) / d
         noise = self.measure.noise_sd
         self.t1 = noise(b, 1.0) * math.sqrt(size)
-        assert self.chosen.hessian_sizes is not None
-        C = looks.bound(
-            self.chosen.hessian_sizes, 0.05, s.hessians_kept, self.chosen.hessian_group
-        )
+        C = looks.bound(sizes, 0.05, s.hessians_kept, self.chosen.hessians)
         self.a1 = noise(C, 1.0) * size
 
     @property

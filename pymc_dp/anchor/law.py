@@ -261,8 +261,8 @@ def pooled(
     S = inverse @ noise_part @ inverse + R @ R.T
     law = Law(place, inverse @ rhs, J, S)
     # Parts are of gradients, which P makes of moves.
-    at = np.linalg.solve(P, inverse @ at)
-    return Pooled(law, looks, weights, at, inverse @ np.array(informations), A)
+    centre = np.asarray(np.linalg.solve(P, inverse @ at))
+    return Pooled(law, looks, weights, centre, inverse @ np.array(informations), A)
 
 
 def far_away(precision: Vector, sd: float) -> float:

@@ -121,10 +121,8 @@ class Choice(NamedTuple):
         Units whose gradients are longer than that shows.
     loss : float
         What noise in this frame costs.
-    hessian_sizes : PrivateHistogram, optional
-        Of the Hessians.
-    hessian_group : Group
-        Units whose Hessians are longer than that shows.
+    hessians : Group
+        Units whose Hessians are longer than a histogram shows.
     """
 
     V: Vector
@@ -132,8 +130,7 @@ class Choice(NamedTuple):
     sizes: PrivateHistogram
     group: Group
     loss: float
-    hessian_sizes: PrivateHistogram | None = None
-    hessian_group: Group = NOBODY
+    hessians: Group = NOBODY
 
     @property
     def excess(self) -> float:
@@ -214,7 +211,7 @@ class Looks:
         V, b = chosen.V, chosen.b
         G, sd = self.measure.sum(Gradient(theta, V, self._tempering), b, for_gradient)
         sizes = self.hessian_sizes(theta, V, of_sizes or self.cheap)
-        C = self.bound(sizes, for_hessian, kept, chosen.hessian_group)
+        C = self.bound(sizes, for_hessian, kept, chosen.hessians)
         packed, sd_A = self.measure.sum(Hessian(theta, V, self._tempering), C, for_hessian)
         inverse = np.linalg.inv(V)
         A = -inverse.T @ as_matrix(packed, len(theta)) @ inverse
@@ -320,7 +317,7 @@ class Looks:
         for_count: float,
         of_hessians: float,
         finely: float = 0.0,
-    ) -> Choice:
+    ) -> tuple[Choice, PrivateHistogram]:
         """The best of some frames, now that units are counted there that are too few to be seen in a histogram.
 
         A small group clipped makes every step too long in the direction that these units alone speak of,
@@ -338,10 +335,17 @@ class Looks:
             the gradients, 0 for none.
         kept : float
             As in :meth:`bound`.
+
+        Returns
+        -------
+        Choice
+        PrivateHistogram
+            Of the Hessians' sizes there.
         """
-        s, rest = SETTINGS, list(choices)
+        s = SETTINGS
+        rest: list[tuple[Choice, PrivateHistogram | None]] = [(one, None) for one in choices]
         while True:
-            V, _, sizes, group, *_ = rest.pop(0)
+            (V, _, sizes, group, *_), _ = rest.pop(0)
             gradients = Gradient(theta, V, self._tempering)
             if finely:
                 sizes = self.gradient_sizes(theta, V, finely, self.bins_for(finely))
@@ -355,10 +359,11 @@ class Looks:
             by_hessians = Group(hidden.many, lengths, s.group_rate * lengths)
             group = max(group, by_hessians, key=lambda g: g.excess(sizes.quantile(0.99)))
             seen = self._choice(V, sizes, group, P, for_gradient, kept)
-            seen = seen._replace(hessian_sizes=hessian_sizes, hessian_group=hidden)
-            rest = sorted([*rest, seen], key=lambda choice: choice.loss)
-            if rest[0].hessian_sizes is not None:
-                return rest[0]
+            rest.append((seen._replace(hessians=hidden), hessian_sizes))
+            rest.sort(key=lambda found: found[0].loss)
+            best, hessians = rest[0]
+            if hessians is not None:
+                return best, hessians
 
     def _size(self, V: Vector) -> float:
         """How much longer a frame makes what is equally long in all of the prior's scales."""
@@ -390,9 +395,7 @@ class Looks:
             weights.sum() ** -0.5
         )
 
-    def _beyond(
-        self, of: Question, length: float, sizes: PrivateHistogram, share: float
-    ) -> Group:
+    def _beyond(self, of: Question, length: float, sizes: PrivateHistogram, share: float) -> Group:
         """Units longer than this that a histogram does not show: counted, and followed as far as there are any.
 
         A histogram spreads them over its bins, each with noise of its own; a count does not.

@@ -159,7 +159,7 @@ def find_mode(
         )
         chosen = choices[0]
         if search.P is not None and for_count and share > 5 * s.of_count:
-            chosen = looks.closely(
+            chosen, _ = looks.closely(
                 search.theta, choices, search.P, for_gradient, s.search_kept, for_count, looks.cheap
             )
         search.step(

@@ -84,8 +84,8 @@ class Owner:
     -----
     **Releases**: for "gradient_sizes" and "hessian_sizes" a histogram of units' sizes (sensitivity √2, see
     :func:`~pymc_dp.privacy.histogram.noisy_counts`); for "gradient" and "hessian" a sum of clipped terms (2C);
-    for "longer" a count of units as a sum of ±1/2 (1, see :class:`~pymc_dp.records.questions.Centred`); for
-    "ratio" a sum of clipped log-likelihood ratios (2B). Sums by
+    for "gradient_longer" and "hessian_longer" a count of units as a sum of ±1/2 (1, see
+    :class:`~pymc_dp.records.questions.Centred`); for "ratio" a sum of clipped log-likelihood ratios (2B). Sums by
     :meth:`Curator.sum <pymc_dp.records.measurements.Curator.sum>`.
     **Neighbouring relation**: substitute-one, within the
     owner's own units. **Guarantee**: (ε, δ) for the owner's units, against the coordinator and all other
@@ -201,20 +201,21 @@ class Owner:
 
         Parameters
         ----------
-        kind : {"offer", "gradient_sizes", "hessian_sizes", "gradient", "hessian", "longer", "ratio"}
+        kind : {"offer", "gradient_sizes", "hessian_sizes", "gradient", "hessian", "gradient_longer", \
+                "hessian_longer", "ratio"}
             An offer is free: the number of units, and what is left for a surrogate (a share) and of ratios (their
             number), each with its noise multiplier.
         request : mapping of str to ndarray
             For all but ratios `theta` of shape (d,), `W` of shape (d, d), and `share` of shape (): the part of the
             surrogate's budget to spend on the answer. Then, of shape (), `bins_per_octave` for sizes, the clipping
-            `bound` for sums, and for "longer" the `length`. For "ratio": `theta` and `proposal` of shape (d,),
+            `bound` for sums, and for longer ones the `length`. For "ratio": `theta` and `proposal` of shape (d,),
             and `bound` of shape ().
 
         Returns
         -------
         mapping of str to ndarray
             Under the name of the kind: noisy counts of all bins; a sum of shape (d,), for Hessians
-            (d(d+1)/2,); of shape () a ratio, and for "longer" the number of units whose gradients are longer
+            (d(d+1)/2,); of shape () a ratio, and the number of units whose gradients or Hessians are longer
             than that, minus half of all.
 
         Raises

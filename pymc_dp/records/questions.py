@@ -149,7 +149,7 @@ class Longer:
     def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Question`. What is not finite is not counted."""
         for chunk in self.of.terms(records, units):
-            sizes = norms(chunk)
+            sizes = norms(np.asarray(chunk))
             yield (np.isfinite(sizes) & (sizes > self.length)).astype(float)
 
 

@@ -25,7 +25,7 @@ from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
-from pymc_dp.records.questions import Longer
+from pymc_dp.records.questions import Gradient, Longer
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.steps.anchored import DPAnchored
 
@@ -253,7 +253,7 @@ def test_counts_of_long_gradients_have_sensitivity_one(neighbours):
             n_units=len(rows),
             gradients=lambda theta, units, rows=rows: iter([rows[:, None]]),
         )
-        total = sum(chunk.sum() for chunk in Longer(np.zeros(1), np.eye(1), 2.0).terms(records))
+        total = sum(chunk.sum() for chunk in Longer(Gradient(np.zeros(1)), 2.0).terms(records))
         counts.append(total)
     assert counts == [3, 4, 3]
     assert neighbours.noise_sd(0.5 if neighbours.public_size else 1.0, 1.0) == 1.0
