@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pymc_dp.anchor.law import Law, Pooled, Posterior, nearby, pooled, posterior_of
-from pymc_dp.anchor.looks import Look, Looks, middle_frame
+from pymc_dp.anchor.look import Look
+from pymc_dp.anchor.looks import Looks, middle_frame
 from pymc_dp.anchor.model import Anchor, Correction
 from pymc_dp.anchor.price import divergence, price
 from pymc_dp.anchor.residuals import Expansion

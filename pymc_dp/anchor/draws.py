@@ -1,15 +1,19 @@
-"""Draws of a law times the prior, by any sampler: they cost nothing, as released numbers are all that is read."""
+"""Draws of released numbers' law, by any sampler: they cost nothing, as nothing else is read."""
 
+import importlib.util
 import logging
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
 
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.compat import groups_of
+from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector, power
 from pymc_dp.progress import quiet_pymc
@@ -18,6 +22,26 @@ _log = logging.getLogger("pymc.dp")
 
 _TUNE = 500
 """In coordinates in which the posterior is about white, little is left to be tuned."""
+_SAMPLERS = ("pymc", "nutpie", "numpyro", "blackjax")
+
+
+def sampler_at_hand(name: str) -> str:
+    """The name of a sampler of ``pm.sample`` that is installed, checked while nothing is spent yet.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If there is none of that name, or if it is not installed.
+    """
+    if name not in _SAMPLERS:
+        raise PrivacyConfigurationError(
+            f"`nuts_sampler` must be one of {', '.join(map(repr, _SAMPLERS))}. Found {name!r}."
+        )
+    if importlib.util.find_spec(name) is None:
+        raise PrivacyConfigurationError(
+            f"`nuts_sampler={name!r}` needs the package {name}, which is not installed."
+        )
+    return name
 
 
 def draw(
@@ -27,10 +51,7 @@ def draw(
     chains: int,
     nuts_sampler: str = "pymc",
 ) -> Vector:
-    """Draws of the prior times the law, by NUTS.
-
-    If the sampler fails, the normal approximation's draws take their place, and that is said: what was paid for
-    is not lost. If nothing was learnt, they do too: the prior need not be proper.
+    """Draws of the prior times the law, by NUTS; if nothing was learnt, of its normal approximation.
 
     Parameters
     ----------
@@ -50,25 +71,61 @@ def draw(
     posterior, law = anchor.posterior, anchor.posterior.law
     d, R = len(posterior.mean), power(posterior.covariance, 0.5)
     seed = zlib.crc32(law.k.tobytes() + law.K.tobytes())
-    if not anchor.arrived:
-        rng = np.random.default_rng(seed)
-        return np.asarray(posterior.mean + rng.standard_normal((chains, draws, d)) @ R.T)
+
+    def log_density(z: Variable) -> Any:
+        theta = posterior.mean + pt.dot(R, z)
+        return law.log_density(theta) + log_public.at(theta)
+
+    if anchor.arrived:
+        z = draws_of(log_density, np.zeros(d), draws, chains, seed, nuts_sampler)
+    else:  # the prior need not be proper
+        z = np.random.default_rng(seed).standard_normal((chains, draws, d))
+    return np.asarray(posterior.mean + z @ R.T)
+
+
+def draws_of(
+    log_density: Callable[[Variable], Any],
+    start: Vector,
+    draws: int,
+    chains: int,
+    seed: int,
+    nuts_sampler: str,
+) -> Vector:
+    """Draws by NUTS of a density in coordinates in which it is about standard normal.
+
+    If the sampler fails, standard normal draws take their place, and that is said: what was paid for is not lost.
+
+    Parameters
+    ----------
+    log_density : callable
+        Of a symbolic vector.
+    start : ndarray, shape (d,)
+    draws, chains, seed : int
+    nuts_sampler : str
+        As for ``pm.sample``.
+
+    Returns
+    -------
+    ndarray, shape (chains, draws, d)
+    """
+    size = (chains, draws, len(start))
     try:
         with quiet_pymc(), pm.Model(model=None):  # not part of one that the user is in
-            z = pm.Flat("z", shape=d, initval=np.zeros(d))
-            theta = posterior.mean + pt.dot(R, z)
-            pm.Potential("law", law.log_density(theta))
-            pm.Potential("prior", log_public.at(theta))
+            z = pm.Flat("z", shape=len(start), initval=start)
+            pm.Potential("law", log_density(z))
             sampled: Any = pm.sample(
                 draws, tune=_TUNE, chains=chains, cores=1, random_seed=seed, progressbar=False,
                 nuts_sampler=nuts_sampler, compute_convergence_checks=False,
                 **({"init": "adapt_diag"} if nuts_sampler == "pymc" else {}),
             )  # fmt: skip
         found = np.asarray(groups_of(sampled)["posterior"]["z"].values, np.float64)
-    except (pm.exceptions.SamplingError, ValueError, FloatingPointError) as error:
-        _log.warning(
-            "NUTS could not draw from the released law (%s). The draws are of its normal approximation.",
-            type(error).__name__,
-        )
-        found = np.random.default_rng(seed).standard_normal((chains, draws, d))
-    return np.asarray(posterior.mean + found @ R.T)
+        if found.shape == size and np.isfinite(found).all():
+            return found
+        why = "draws that are not finite"
+    except Exception as error:  # noqa: BLE001  # whatever it is: what was paid for is not lost
+        why = type(error).__name__
+    _log.warning(
+        "NUTS could not draw from the released law (%s). The draws are of its normal approximation.",
+        why,
+    )
+    return np.random.default_rng(seed).standard_normal(size)

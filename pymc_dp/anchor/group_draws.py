@@ -24,9 +24,10 @@ from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.tensor.random.basic import NormalRV
 from scipy.optimize import minimize
 
+from pymc_dp.anchor.draws import draws_of
 from pymc_dp.anchor.group_looks import Shape
 from pymc_dp.anchor.structured import Structured
-from pymc_dp.compat import ancestors, groups_of, lower_named_dims
+from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector
 
@@ -263,27 +264,21 @@ class LawModel:
         zeta[self._whitened] = rng.standard_normal(int(self._whitened.sum()))
         return np.asarray(self._at(zeta)[1])
 
-    def sample(self, draws: int, chains: int, seed: int, **keywords: Any) -> Vector:
+    def sample(self, draws: int, chains: int, seed: int, nuts_sampler: str = "pymc") -> Vector:
         """Draws of θ, shape (chains, draws, d), by NUTS: of the law, exactly.
 
         Parameters
         ----------
         draws, chains, seed : int
-        **keywords
-            Of ``pm.sample``.
+        nuts_sampler : str
+            As for ``pm.sample``.
         """
-        with pm.Model(model=None) as model:  # within no other
-            zeta = pm.Flat("zeta", shape=len(self._start), initval=self._start)
-            (law,) = graph_replace(
-                [self._density], {self._zeta: zeta}
-            )  # cloned, ζ would be another
-            pm.Potential("law", law)
-            sampled = pm.sample(
-                draws, chains=chains, random_seed=seed, model=model,
-                **{"tune": 500, "cores": 1, "progressbar": False, "init": "adapt_diag",
-                   "compute_convergence_checks": False, "quiet": True, **keywords},
-            )  # fmt: skip
-        zetas = groups_of(sampled)["posterior"]["zeta"].values
+
+        def log_density(zeta: Variable) -> Any:
+            # Cloned, ζ would be another.
+            return graph_replace([self._density], {self._zeta: zeta})[0]
+
+        zetas = draws_of(log_density, self._start, draws, chains, seed, nuts_sampler)
         flat = [self._at(zeta)[0] for zeta in zetas.reshape(-1, zetas.shape[-1])]
         return np.reshape(flat, zetas.shape)
 

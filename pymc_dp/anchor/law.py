@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.anchor.looks import Look
+from pymc_dp.anchor.look import Look
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector, denoised, floored, mean_if_positive, positive, power

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.anchor.law import far_away, pooled, posterior_of
-from pymc_dp.anchor.looks import Look, Looks
+from pymc_dp.anchor.look import Look
+from pymc_dp.anchor.looks import Looks
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector, floored, power

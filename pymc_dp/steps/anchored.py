@@ -3,7 +3,9 @@ r"""DP anchored: a private normal law of the likelihood, found by a few releases
 The whole budget is one Gaussian release, spent in parts (:class:`~pymc_dp.privacy.purse.Purse`): looks on the way
 to the posterior's mode, and near it, each a noisy gradient and Hessian. What they say together is a
 :class:`~pymc_dp.anchor.law.Law` of known noise. That times the exact prior is the posterior given all that was
-released, and draws of it cost nothing: they are made once, before the first chain starts, and handed out.
+released, and draws of it cost nothing: they are made once, before the first chain starts, and handed out. Where the
+looks say that a normal law is off, a chain on what it leaves out is paid for instead
+(:mod:`pymc_dp.steps.residual_chain`).
 """
 
 import logging
@@ -16,7 +18,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from pymc_dp.anchor.build import build_anchor
-from pymc_dp.anchor.draws import draw
+from pymc_dp.anchor.draws import draw, sampler_at_hand
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.verdict import judge, report
 from pymc_dp.checks import fraction
@@ -57,7 +59,7 @@ class DPAnchored(PrivateStep):
     tempering, shards
         As in :class:`~pymc_dp.DPPenalty`.
     nuts_sampler : str
-        Who draws from the released law: as for ``pm.sample``.
+        Who draws from the released law: as for ``pm.sample``; it must be installed.
     draws, tune, chains, epsilon, delta, **run
         As in :class:`~pymc_dp.steps.run.RunSettings`. The cost does not depend on how many draws there are.
         Nothing is tuned, but tuning draws are dropped.
@@ -95,7 +97,7 @@ class DPAnchored(PrivateStep):
         **run: Unpack[RunSettings],
     ):
         self._tempering = fraction("tempering", tempering, one_allowed=True)
-        self._nuts_sampler = nuts_sampler
+        self._nuts_sampler = sampler_at_hand(nuts_sampler)
         super().__init__(vars, instead={}, shards=shards, **run)
         d, self._grouped = self.compiled.d, has_groups(self.compiled)
         if not self._grouped and d * (d + 1) // 2 > MAX_DIMENSION:
@@ -143,9 +145,8 @@ class DPAnchored(PrivateStep):
                         measure, law, tempering=self._tempering, draws=self.iterations,
                         chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
                     )  # fmt: skip
-            if (
-                0 < purse.spent < 1 - _ROUNDING
-            ):  # a search that was lost, or a chain that was not needed
+            # A search that was lost, or a chain that was not needed.
+            if 0 < purse.spent < 1 - _ROUNDING:
                 self.run.settle_first(purse.close())
             for warning in found.warnings:
                 _log.warning("%s", warning)

@@ -14,7 +14,7 @@ from scipy import integrate, stats
 import pymc_dp as dp
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.law import Law, pooled, posterior_of
-from pymc_dp.anchor.looks import Look
+from pymc_dp.anchor.look import Look
 from pymc_dp.anchor.search import Search
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
@@ -294,9 +294,10 @@ def test_draws_are_those_of_the_law_and_of_any_sampler():
         np.testing.assert_allclose(drawn.std(axis=0), sds, rtol=0.1)
 
 
-def test_a_sampler_that_fails_loses_nothing(monkeypatch, caplog):
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, ImportError])
+def test_a_sampler_that_fails_loses_nothing(error, monkeypatch, caplog):
     def broken(*arguments, **keywords):
-        raise ValueError("no")
+        raise error("no")
 
     monkeypatch.setattr("pymc_dp.anchor.draws.pm.sample", broken)
     step = DPAnchored(draws=500, chains=1, epsilon=8.0, model=normal(), compile_kwargs=FAST)
@@ -304,6 +305,14 @@ def test_a_sampler_that_fails_loses_nothing(monkeypatch, caplog):
         r = step.build_anchor().posterior
     assert "normal approximation" in caplog.text
     assert abs(step._draws.mean() - r.mean[0]) < 5 * np.sqrt(r.covariance[0, 0] / 500)
+
+
+def test_a_sampler_that_is_not_there_is_refused_before_anything_is_spent(monkeypatch):
+    with pytest.raises(dp.PrivacyConfigurationError, match="'pymc', 'nutpie'"):
+        DPAnchored(draws=10, chains=1, epsilon=1.0, model=normal(), nuts_sampler="stan")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(dp.PrivacyConfigurationError, match="package blackjax, which is not"):
+        DPAnchored(draws=10, chains=1, epsilon=1.0, model=normal(), nuts_sampler="blackjax")
 
 
 def test_a_search_in_vain_returns_the_prior_and_gives_back_the_rest(monkeypatch, caplog):

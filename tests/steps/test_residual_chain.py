@@ -10,7 +10,7 @@ from scipy import integrate
 
 import pymc_dp as dp
 from pymc_dp.anchor.law import pooled, posterior_of
-from pymc_dp.anchor.looks import Look
+from pymc_dp.anchor.look import Look
 from pymc_dp.anchor.price import Price, divergence, price
 from pymc_dp.anchor.residuals import (
     Clipped,
