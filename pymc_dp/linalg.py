@@ -96,9 +96,16 @@ def mean_if_positive(values: Vector, sd: float) -> Vector:
     return np.maximum(values + sd * ratio, 1e-9)
 
 
-def product_covariance(v: Vector, sd: float) -> Vector:
-    """Covariance of Ξv, Ξ symmetric noise with `sd` on its diagonal and √½ times that elsewhere."""
-    return np.asarray(sd**2 / 2 * (v @ v * np.eye(len(v)) + np.outer(v, v)))
+def product_covariance(vv: Vector, sd: float) -> Vector:
+    r"""Covariance of Ξv, Ξ symmetric noise with `sd` on its diagonal and √½ times that elsewhere.
+
+    Parameters
+    ----------
+    vv : ndarray, shape (d, d)
+        :math:`v v^\top`, or its mean if v is uncertain.
+    sd : float
+    """
+    return np.asarray(sd**2 / 2 * (np.trace(vv) * np.eye(len(vv)) + vv))
 
 
 @numba.njit(cache=True, error_model="numpy")

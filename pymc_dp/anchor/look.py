@@ -63,9 +63,9 @@ class Look:
         """R, RRᵀ the covariance of what clipping takes from the gradient: all of it, in any direction."""
         return np.asarray(self.excess / math.sqrt(len(self.V)) * self.inverse.T)
 
-    def curvature_covariance(self, v: Vector) -> Vector:
-        r"""Covariance of :math:`\Xi v`, Ξ the noise in :attr:`curvature`."""
-        noise = product_covariance(self.inverse @ v, self.curvature_sd)
+    def curvature_covariance(self, vv: Vector) -> Vector:
+        r"""Covariance of :math:`\Xi v`, Ξ the noise in :attr:`curvature`, from the mean of :math:`v v^\top`."""
+        noise = product_covariance(self.inverse @ vv @ self.inverse.T, self.curvature_sd)
         return np.asarray(self.inverse.T @ noise @ self.inverse)
 
     def curvature_sd_in(self, W: Vector) -> float:

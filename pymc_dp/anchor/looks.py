@@ -177,6 +177,8 @@ class Looks:
         for_gradient: float,
         kept: float,
     ) -> Choice:
+        if group is NOBODY and P is not None:
+            group = self._untold(V, sizes, P)
         b = self.bound(sizes, for_gradient, kept, group)
         noise = self.measure.noise_sd(b, for_gradient)
         loss = _loss(V, math.hypot(noise, sizes.excess(b) + group.excess(b)), P)
@@ -252,6 +254,19 @@ class Looks:
         if hidden < SETTINGS.counted * sd:
             return NOBODY
         return Group(*np.array([[hidden], [length], [SETTINGS.group_rate * length]]))
+
+    def _untold(self, V: Vector, sizes: PrivateHistogram, P: Vector) -> Group:
+        r"""Units that must be there if a histogram shows too little: scores' squares add up to the information.
+
+        Of rare outcomes, which noise may hide from a histogram and from counts, nothing is seen but that all others
+        are sure of theirs. They are as long as units were at first.
+        """
+        J = V.T @ (P - np.diag(self.scales**-2.0)) @ V
+        untold = float(np.trace(J)) - sizes.squares
+        if untold < SETTINGS.untold * float(np.trace(J)):
+            return NOBODY
+        length = self._longest * self._size(V) / 2
+        return Group(*np.array([[untold / length**2], [length], [SETTINGS.group_rate * length]]))
 
     def _still_long(self, theta: Vector, share: float) -> tuple[float, float]:
         """How many units' gradients are half as long as the longest at the first place, and the noise's sd.

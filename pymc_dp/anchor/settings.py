@@ -64,6 +64,8 @@ class AnchorSettings:
     """so often at most."""
     group_rate: float = 0.5
     """Rate at which the gradients of a group become fewer, in the length at which they begin."""
+    untold: float = 0.6
+    """Part of the information that the sizes of gradients must leave open for units to be taken to be hidden."""
     rare: float = 0.05
     """A group of more units than this is seen in a histogram."""
 

@@ -84,6 +84,13 @@ class PrivateHistogram:
         """Above all sizes that were seen, and above those that :meth:`excess` takes to hide."""
         return float(self._edges[min(self._first + len(self._counts) + 1, len(self._edges) - 1)])
 
+    @cached_property
+    def squares(self) -> float:
+        """Sum of the sizes' squares, as far as it shows."""
+        places = self._first + np.arange(len(self._counts))
+        low, high = self._edges[places], self._edges[places + 1]
+        return float(self._counts @ (low * high))
+
     def beyond(self, size: float) -> float:
         """How many units are larger than this, as far as it shows."""
         places = self._first + np.arange(len(self._counts))
