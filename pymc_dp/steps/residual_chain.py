@@ -243,7 +243,8 @@ def proposals_from(pilots: Vector) -> Proposals:
 
 def pilot_moves(draws: int) -> int:
     """Of one chain, before its proposals are fixed."""
-    return math.ceil(SETTINGS.pilot * SETTINGS.moves_per_draw * draws)
+    s = SETTINGS
+    return max(math.ceil(s.pilot * s.moves_per_draw * draws), 2 * s.chain_dimensions)
 
 
 def total_moves(chains: int, draws: int) -> int:
