@@ -29,8 +29,8 @@ class Looks:
 
     Attributes
     ----------
-    cheap, fine : float
-        Shares of a histogram that looks roughly, or closely.
+    cheap, fine, few : float
+        Shares of a histogram that looks roughly, or closely, and of a count of few units.
     poor : bool
         Whether even a rough histogram costs too much to look at many.
     """
@@ -46,6 +46,7 @@ class Looks:
         self.cheap = float(np.clip(rough, *s.cheap))
         self._longest, self._still = 0.0, list[tuple[float, float]]()
         self.fine = float(np.clip((whole / (s.fine_count * n)) ** 2, *s.fine))
+        self.few = float(np.clip((whole / (s.few_count * n)) ** 2, *s.few))
 
     def gradient_sizes(self, theta: Vector, V: Vector, share: float, bins: int) -> PrivateHistogram:
         """Histogram of the norms of units' gradients, with so many bins per octave."""

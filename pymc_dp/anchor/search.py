@@ -154,12 +154,12 @@ def find_mode(
         if search.P is not None and not looks.poor:
             frames.append(raw)
         for_gradient = s.gradient_of_step * share
-        for_count = 0.0 if looks.poor else max(s.of_count, looks.cheap / 2, share / 8)
+        for_count = 0.0 if looks.poor else max(looks.few, share / 8)
         choices = looks.choose(
             search.theta, frames, search.P, looks.cheap, for_gradient, 1, s.search_kept, for_count
         )
         chosen = choices[0]
-        if search.P is not None and for_count and share > 5 * s.of_count:
+        if search.P is not None and for_count and share > 5 * looks.few:
             chosen, _ = looks.closely(
                 search.theta, choices, search.P, for_gradient, s.search_kept, for_count, looks.cheap
             )

@@ -48,10 +48,12 @@ class AnchorSettings:
     """Range of the share of a fine one."""
     poor: float = 0.01
     """If a rough histogram would cost more than this, there are fewer of them, rougher ones."""
-    of_count: float = 0.002
-    """Share of a count of long gradients, at least."""
+    few_count: float = 0.003
+    """The same of a count of long gradients or Hessians on the way."""
+    few: tuple[float, float] = (1e-4, 0.002)
+    """Range of the share of one."""
     final_count: float = 0.005
-    """The same where the final bound is chosen."""
+    """Share of one near the mode, where the final bounds are chosen."""
     places: int = 3
     """Over so many of them counts of units that stay long are averaged."""
     counted: float = 3.0
