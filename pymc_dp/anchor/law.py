@@ -233,7 +233,9 @@ def pooled(
     s, d, W, root = SETTINGS, len(place), power(P, -0.5), power(P, 0.5)
     far = np.array([np.linalg.norm(root @ (look.theta - place)) for look in looks])
     of_prior = np.array([np.max(np.abs(look.theta - place) / scales) for look in looks])
-    change = s.quadratic_change * far**2 / n_units + s.prior_change * of_prior**4
+    # A group's curvature changes as fast as if there were no others.
+    units = min(n_units, looks[-1].units)
+    change = s.quadratic_change * far**2 / units + s.prior_change * of_prior**4
     noise = np.array([look.curvature_sd_in(W) for look in looks])
     weights = 1 / (noise**2 + change)
     weights /= weights.sum()

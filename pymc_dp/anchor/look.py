@@ -36,6 +36,8 @@ class Look:
         b and C, in the frame.
     excess : float
         What clipping takes from the gradients' sum, in the frame, if it all points in one direction.
+    units : float
+        So many units, about, that alone tell of something, if there were such.
     """
 
     theta: Vector
@@ -47,6 +49,7 @@ class Look:
     gradient_clip: float
     hessian_clip: float
     excess: float
+    units: float = math.inf
 
     @cached_property
     def inverse(self) -> Vector:
@@ -132,3 +135,8 @@ class Choice(NamedTuple):
     def excess(self) -> float:
         """What the bound clips, if it all points in one direction."""
         return self.sizes.excess(self.b) + self.group.excess(self.b)
+
+    @property
+    def units(self) -> float:
+        """How many there are of those with long Hessians; infinite if there are none."""
+        return max(float(self.hessians.many.sum()), 1.0) if len(self.hessians.many) else math.inf

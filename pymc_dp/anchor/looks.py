@@ -91,7 +91,7 @@ class Looks:
         packed, sd_A = self.measure.sum(Hessian(theta, V, self._tempering), C, for_hessian)
         inverse = np.linalg.inv(V)
         A = -inverse.T @ as_matrix(packed, len(theta)) @ inverse
-        return Look(theta, V, inverse.T @ G, A, sd, sd_A, b, C, chosen.excess)
+        return Look(theta, V, inverse.T @ G, A, sd, sd_A, b, C, chosen.excess, chosen.units)
 
     def bound(
         self,

@@ -185,7 +185,9 @@ def test_curvatures_noise_acts_on_a_vector_as_its_covariance_says():
     drawn = []
     for _ in range(20_000):
         drawn.append(sd * symmetric(rng, d) @ v)
-    np.testing.assert_allclose(np.cov(np.array(drawn).T), product_covariance(np.outer(v, v), sd), atol=0.12)
+    np.testing.assert_allclose(
+        np.cov(np.array(drawn).T), product_covariance(np.outer(v, v), sd), atol=0.12
+    )
 
 
 def test_a_matrix_cleared_of_noise_is_nearer_to_the_truth():
@@ -270,14 +272,13 @@ def test_an_anchor_is_a_function_of_releases_alone(monkeypatch):
 
 
 def few_tell(what, n=20_000, seed=11):
-    """A category of 1 %, or an outcome of 2 %."""
+    """A category of 1.5 % for whom the outcome is nearly certain, or an outcome of 2 %."""
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 3))
-    if what == "a category":
-        x[:, 2] = np.where(rng.random(n) < 0.01, 1.0, -1.0)
-    truth = [0.3, -0.5, 0.4] if what == "a category" else [0.5, -0.5, 0.3]
-    shift = 0.0 if what == "a category" else -4.4
-    y = rng.random(n) < 1 / (1 + np.exp(-shift - x @ truth))
+    x, category = rng.normal(size=(n, 3)), what == "a category"
+    if category:
+        x[:, 2] = np.where(rng.random(n) < 0.015, 1.0, -1.0)
+    truth, intercept = ([0.3, -0.5, 1.5], 1.5) if category else ([0.5, -0.5, 0.3], -4.4)
+    y = rng.random(n) < 1 / (1 + np.exp(-intercept - x @ truth))
     with pm.Model() as model:
         a, beta = pm.Normal("a", 0, 2), pm.Normal("beta", 0, 2, shape=3)
         eta = a + pm.Data("X", x) @ beta
@@ -299,8 +300,8 @@ def test_few_records_that_tell_all_are_not_lost(what, epsilon):
             measured(step._curator._records, z, seed), step.log_public, np.zeros(4)
         ).posterior
         errors.append((r.mean - exact.posterior.mean) / np.sqrt(np.diag(r.covariance)))
-    assert np.abs(errors).max() < 4
-    assert np.mean(np.square(errors)) < 1.5
+    # As independent normal errors would be, once in ten thousand; without counts the mean square is 20 and more.
+    assert np.mean(np.square(errors)) < stats.chi2.ppf(1 - 1e-4, 8) / 8
 
 
 @pytest.mark.parametrize("neighbours", [SUBSTITUTE_ONE, ADD_OR_REMOVE])
