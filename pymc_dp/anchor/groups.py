@@ -177,13 +177,19 @@ class _Run:
         """Look where ψ may be, and think again: how far that has moved, in sds.
 
         Groups are drawn: at their means they would be less spread than they are, and what all records share
-        would be measured as if they were.
+        would be measured as if they were. The Hessian is asked for at a draw of its own: with that of the place itself
+        every way from there is measured by the curvature at one of its ends.
         """
-        s, psi = SETTINGS, self.model.groups_drawn(self.rng) + self.held_back
-        at, shape, before = self.shape.psi(psi), self.shape, self.measure.spent
-        parts = {"rows": s.rows, "cross": s.cross, "common": s.common, "tables": s.tables}
+        s, shape, before = SETTINGS, self.shape, self.measure.spent
+        psi, elsewhere = (self.model.groups_drawn(self.rng) + self.held_back for _ in range(2))
+        at, parts = (
+            shape.psi(psi),
+            {"rows": s.rows, "cross": s.cross, "common": s.common, "tables": s.tables},
+        )
         self.curvatures.append(
-            self.looks.curvature(at, self.frame, s.curvature * share, parts, s.kept)
+            self.looks.curvature(
+                shape.psi(elsewhere), self.frame, s.curvature * share, parts, s.kept
+            )
         )
         information = informed(self.curvatures, shape)
         of_common, of_columns = self.looks.lengths(at, information.V, s.length)

@@ -43,7 +43,9 @@ def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
     return plain * x + (1 - plain) * first, plain * sd * sd + (1 - plain) * second
 
 
-def shrunk_ratios(x: Vector, t: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
+def shrunk_ratios(
+    x: Vector, t: Vector, sd: float, Z: Vector, unsure: Vector | float = 0.0
+) -> tuple[Vector, Vector]:
     r"""Numbers :math:`x_k = t_k \rho_k` that were seen with noise: posterior means and variances.
 
     Under :math:`\rho_k \sim \mathcal N(z_k^\top \gamma, V)`, averaged over V as far as it is likely: moments would
@@ -58,6 +60,8 @@ def shrunk_ratios(x: Vector, t: Vector, sd: float, Z: Vector) -> tuple[Vector, V
         Standard deviation of the noise in each.
     Z : ndarray, shape (groups, k)
         What ratios may depend on.
+    unsure : ndarray, shape (groups,), optional
+        Variances of the sizes: what is expected of a number is as unsure as the size that it is expected of.
     """
     noise, unit = sd * sd, float(np.sqrt(np.mean(t**2)))
     spreads = (_CANDIDATES * max(np.abs(x).mean() / unit, sd / unit)) ** 2
@@ -66,9 +70,11 @@ def shrunk_ratios(x: Vector, t: Vector, sd: float, Z: Vector) -> tuple[Vector, V
         total = t**2 * V + noise + 1e-300
         X = Z * (t / total)[:, None]
         gamma = np.linalg.lstsq(X.T @ (Z * t[:, None]), X.T @ x, rcond=None)[0]
-        common = t * (Z @ gamma)
+        ratio = Z @ gamma
+        common, kept = t * ratio, noise / total  # what noise leaves of what is expected
         fit = -float((np.log(total) + (x - common) ** 2 / total).sum()) / 2
-        found.append((fit, common + t**2 * V / total * (x - common), t**2 * V * noise / total))
+        means, variances = x + kept * (common - x), t**2 * V * kept + (kept * ratio) ** 2 * unsure
+        found.append((fit, means, variances))
     weights = np.exp(np.array([fit for fit, _, _ in found]) - max(fit for fit, _, _ in found))
     weights /= weights.sum()
     means, variances = (np.array([one[k] for one in found]) for k in (1, 2))
