@@ -18,7 +18,7 @@ def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
     r"""Positive numbers that were seen with noise: posterior means and variances.
 
     Under :math:`x_k = m_k r_k`, :math:`m_k = z_k^\top\gamma` by least squares, r log-normal with mean 1 and
-    the spread that all of them have beyond the noise's.
+    the spread that all of them have beyond the noise's. Their mean is that of what was seen.
 
     Parameters
     ----------
@@ -40,7 +40,9 @@ def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
     first = (weights * values).sum(axis=1)
     second = np.maximum((weights * values**2).sum(axis=1) - first**2, 0.0)
     plain = np.clip((x / max(sd, 1e-300) - _PLAIN + 2) / 2, 0.0, 1.0)
-    return plain * x + (1 - plain) * first, plain * sd * sd + (1 - plain) * second
+    mean = plain * x + (1 - plain) * first
+    # Numbers drawn together need not add up to what all of them are: that was seen best.
+    return mean * (overall / mean.mean()), plain * sd * sd + (1 - plain) * second
 
 
 def shrunk_ratios(
