@@ -10,8 +10,9 @@ _PLAIN = 5.0
 quadrature are too coarse there."""
 _EXTREME = 0.2
 """What is expected of a group is no further from the mean of all than this factor."""
-_CANDIDATES = np.concatenate([[0.0], np.geomspace(1e-4, 10.0, 60)])
-"""Spreads of ratios, in units of their common size."""
+_CANDIDATES = np.geomspace(1e-3, 10.0, 60)
+"""Spreads of ratios, in units of their common size. Any is as likely as any other, per unit and not per factor: where
+noise hides the spread, most of these would be next to none."""
 
 
 def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
@@ -77,7 +78,8 @@ def shrunk_ratios(
         fit = -float((np.log(total) + (x - common) ** 2 / total).sum()) / 2
         means, variances = x + kept * (common - x), t**2 * V * kept + (kept * ratio) ** 2 * unsure
         found.append((fit, means, variances))
-    weights = np.exp(np.array([fit for fit, _, _ in found]) - max(fit for fit, _, _ in found))
+    fits = np.array([fit for fit, _, _ in found])
+    weights = _CANDIDATES * np.exp(fits - fits.max())
     weights /= weights.sum()
     means, variances = (np.array([one[k] for one in found]) for k in (1, 2))
     mean = weights @ means
