@@ -72,12 +72,12 @@ def shrunk_ratios(
     for V in spreads:
         total = t**2 * V + noise + 1e-300
         X = Z * (t / total)[:, None]
-        gamma = np.linalg.lstsq(X.T @ (Z * t[:, None]), X.T @ x, rcond=None)[0]
-        ratio = Z @ gamma
+        C = np.linalg.pinv(X.T @ (Z * t[:, None]), hermitian=True)
+        ratio = Z @ (C @ (X.T @ x))
         common, kept = t * ratio, noise / total  # what noise leaves of what is expected
         fit = -float((np.log(total) + (x - common) ** 2 / total).sum()) / 2
-        means, variances = x + kept * (common - x), t**2 * V * kept + (kept * ratio) ** 2 * unsure
-        found.append((fit, means, variances))
+        doubt = t**2 * np.einsum("ki,ij,kj->k", Z, C, Z) + ratio**2 * unsure
+        found.append((fit, x + kept * (common - x), t**2 * V * kept + kept**2 * doubt))
     fits = np.array([fit for fit, _, _ in found])
     weights = _CANDIDATES * np.exp(fits - fits.max())
     weights /= weights.sum()
