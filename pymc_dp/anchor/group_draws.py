@@ -29,7 +29,7 @@ from pymc_dp.anchor.group_looks import Shape
 from pymc_dp.anchor.structured import Structured
 from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.likelihood.parameters import ParameterSpace
-from pymc_dp.linalg import Vector
+from pymc_dp.linalg import Vector, floored, inverse_root
 
 _STEP = 1e-4
 """Of a numerical second derivative."""
@@ -186,7 +186,7 @@ class LawModel:
         """Of ψ at the start, to first order in the free variables that are not whitened."""
         variance, middle = np.zeros(self.shape.n), self._at(self._start)[1]
         for j in map(int, np.flatnonzero(~self._whitened)):
-            curvature = self._curvature(j)
+            curvature = self._curvatures(j)[j]
             moved = self._start.copy()
             moved[j] += _STEP
             slope = (self._at(moved)[1] - middle) / _STEP
@@ -226,17 +226,18 @@ class LawModel:
         self._start = np.zeros(len(theta))
         scale = np.ones(len(theta))
         for j in map(int, np.flatnonzero(~self._whitened)):
-            curvature = self._curvature(j)
+            curvature = self._curvatures(j)[j]
             scale[j] = min(1 / math.sqrt(curvature), 1.0) if curvature > 0 else 1.0
         of["scale"].set_value(scale)
 
-    def _curvature(self, j: int) -> float:
+    def _curvatures(self, j: int) -> Vector:
+        """Minus the second derivatives in ζ_j and every entry of ζ."""
         return (self._slope(j, -_STEP) - self._slope(j, _STEP)) / (2 * _STEP)
 
-    def _slope(self, j: int, step: float) -> float:
+    def _slope(self, j: int, step: float) -> Vector:
         moved = self._start.copy()
         moved[j] += step
-        return float(self._value(moved)[1][j])
+        return np.asarray(self._value(moved)[1])
 
     def mode(self) -> Mode:
         """Where the density in ζ is highest.
@@ -258,11 +259,18 @@ class LawModel:
             prior_sds[normal.places] = sd
         return Mode(theta, psi, prior_sds)
 
-    def groups_drawn(self, rng: np.random.Generator) -> Vector:
-        """ψ with everything at the last mode, but the normal entries drawn from the law given the rest."""
-        zeta = self._start.copy()
-        zeta[self._whitened] = rng.standard_normal(int(self._whitened.sum()))
-        return np.asarray(self._at(zeta)[1])
+    def drawn(self, rng: np.random.Generator, many: int) -> list[Vector]:
+        """ψ as drawn from the law: the normal entries given the rest, and that by its curvature at the last mode.
+
+        Hyperparameters at their mode would leave groups less spread than they are.
+        """
+        rest = np.flatnonzero(~self._whitened)
+        H = np.reshape([self._curvatures(int(j))[rest] for j in rest], (len(rest), len(rest)))
+        zetas = rng.standard_normal((many, len(self._start)))
+        # Coordinates are scaled: a curvature below 1 is that of a prior that is wider than a step should be.
+        root = inverse_root(floored((H + H.T) / 2, 1.0))
+        zetas[:, rest] = self._start[rest] + zetas[:, rest] @ root
+        return [np.asarray(self._at(zeta)[1]) for zeta in zetas]
 
     def sample(self, draws: int, chains: int, seed: int, nuts_sampler: str = "pymc") -> Vector:
         """Draws of θ, shape (chains, draws, d), by NUTS: of the law, exactly.

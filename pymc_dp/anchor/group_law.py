@@ -150,7 +150,7 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
         for c in range(r):
             for e in range(c + 1):
                 sd = float(sds[c, e]) / (1.0 if c == e else math.sqrt(2))
-                x, v = (t, unsure) if r == 1 else shrunk_ratios(rows[:, c, e], t, sd, Z)
+                x, v = (t, unsure) if r == 1 else shrunk_ratios(rows[:, c, e], t, sd, Z, unsure)
                 block[:, c, e] = block[:, e, c] = x
                 if c == e:
                     variances[:, c] = v
@@ -167,7 +167,7 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
                     sum((w * o.sd["cross"] * a[c] * np.linalg.norm(B[:, j])) ** 2
                         for w, o, B, a in zip(weights, looks, back, ratios, strict=True))
                 )  # fmt: skip
-                between[:, c, j], doubt[:, c, j] = shrunk_ratios(x, t, sd, Z)
+                between[:, c, j], doubt[:, c, j] = shrunk_ratios(x, t, sd, Z, unsure)
         cross.append(between / s[:, None])
         unsure_cross.append(doubt / s[:, None] ** 2)
         sizes.append(t)
@@ -178,15 +178,18 @@ def informed(looks: Sequence[Curvature], shape: Shape) -> Information:
     common = floored(
         common, max(sd_common * math.sqrt(p), 1e-3 * np.trace(common) / max(p, 1), 1e-300)
     )
+    # Noise in C explains more than there is to explain: of C, not of what is known better.
     L = np.linalg.cholesky(common)
-    within = np.linalg.solve(L, np.linalg.solve(L, common - explained).T)
-    values, vectors = np.linalg.eigh((within + within.T) / 2)
-    L = L @ (vectors * np.sqrt(np.maximum(values, _LEAST_OWN)))
-    own = L @ L.T
+    parts = np.linalg.solve(L, np.linalg.solve(L, explained).T)
+    values, vectors = np.linalg.eigh((parts + parts.T) / 2)
+    less = np.sqrt(np.minimum(1.0, (1 - _LEAST_OWN) / np.maximum(values, 1e-300)))
+    less = np.linalg.solve(L.T, (vectors * less) @ vectors.T) @ L.T
+    C, own = C @ less, common - less.T @ explained @ less
+    cross = [c @ less for c in cross]
     Vi = np.linalg.inv(frame.V)
     return Information(
         frame,
-        _joined(Vi.T @ (own + explained) @ Vi, blocks, C @ Vi, U, M),
+        _joined(Vi.T @ common @ Vi, blocks, C @ Vi, U, M),
         cross,
         unsure_cross,
         np.concatenate(unsure_rows),
@@ -291,8 +294,9 @@ def pooled(
     def bent(squares: Vector) -> tuple[Vector, Vector]:
         """By third derivatives: covariance in φ, variances in rows."""
         v = squares[p:]
-        in_common = (C**2 / 4).T @ (per_unit * v**2)
-        return Vi.T @ np.diag(in_common) @ Vi, per_unit * (own * v) ** 2 / 4
+        change = _of_rows(per_unit * v, shape)
+        in_common = (C**2 / 4).T @ (change * v)
+        return Vi.T @ np.diag(in_common) @ Vi, change * v * own**2 / 4
 
     def unsure(squares: Vector, common: Vector) -> tuple[Vector, Vector]:
         """By what is not known of J."""
@@ -345,6 +349,15 @@ def _spans(shape: Shape) -> list[tuple[int, int, int]]:
         spans.append((start, start + groups * r, r))
         start += groups * r
     return spans
+
+
+def _of_rows(values: Vector, shape: Shape) -> Vector:
+    """Sums over every row, in all of its places."""
+    sums = []
+    for a, b, r in _spans(shape):
+        table = values[a - shape.p : b - shape.p].reshape(-1, r)
+        sums.append(np.repeat(table.sum(axis=1), r))
+    return np.concatenate(sums)
 
 
 def _blocks(common: Vector, rows: Vector, shape: Shape) -> list[Vector]:

@@ -176,14 +176,19 @@ class _Run:
     def look(self, share: float, counts: float, kept: float) -> float:
         """Look where ψ may be, and think again: how far that has moved, in sds.
 
-        Groups are drawn: at their means they would be less spread than they are, and what all records share
-        would be measured as if they were.
+        ψ is drawn: at the mode groups would be less spread than they are, and what all records share would be
+        measured as if they were. The Hessian is asked for at a draw of its own. Then the gradient's place and
+        the truth may change places, given all releases before, and what curves the way between is 0 on average; with the
+        curvature at one end of that way it is not.
         """
-        s, psi = SETTINGS, self.model.groups_drawn(self.rng) + self.held_back
-        at, shape, before = self.shape.psi(psi), self.shape, self.measure.spent
+        s, shape, before = SETTINGS, self.shape, self.measure.spent
+        psi, elsewhere = (drawn + self.held_back for drawn in self.model.drawn(self.rng, 2))
+        at = shape.psi(psi)
         parts = {"rows": s.rows, "cross": s.cross, "common": s.common, "tables": s.tables}
         self.curvatures.append(
-            self.looks.curvature(at, self.frame, s.curvature * share, parts, s.kept)
+            self.looks.curvature(
+                shape.psi(elsewhere), self.frame, s.curvature * share, parts, s.kept
+            )
         )
         information = informed(self.curvatures, shape)
         of_common, of_columns = self.looks.lengths(at, information.V, s.length)

@@ -10,15 +10,16 @@ _PLAIN = 5.0
 quadrature are too coarse there."""
 _EXTREME = 0.2
 """What is expected of a group is no further from the mean of all than this factor."""
-_CANDIDATES = np.concatenate([[0.0], np.geomspace(1e-4, 10.0, 60)])
-"""Spreads of ratios, in units of their common size."""
+_CANDIDATES = np.geomspace(1e-3, 10.0, 60)
+"""Spreads of ratios, in units of their common size. Any is as likely as any other, per unit and not per factor: where
+noise hides the spread, most of these would be next to none."""
 
 
 def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
     r"""Positive numbers that were seen with noise: posterior means and variances.
 
     Under :math:`x_k = m_k r_k`, :math:`m_k = z_k^\top\gamma` by least squares, r log-normal with mean 1 and
-    the spread that all of them have beyond the noise's.
+    the spread that all of them have beyond the noise's. Their mean is that of what was seen.
 
     Parameters
     ----------
@@ -40,10 +41,14 @@ def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
     first = (weights * values).sum(axis=1)
     second = np.maximum((weights * values**2).sum(axis=1) - first**2, 0.0)
     plain = np.clip((x / max(sd, 1e-300) - _PLAIN + 2) / 2, 0.0, 1.0)
-    return plain * x + (1 - plain) * first, plain * sd * sd + (1 - plain) * second
+    mean = plain * x + (1 - plain) * first
+    # Numbers drawn together need not add up to what all of them are: that was seen best.
+    return mean * (overall / mean.mean()), plain * sd * sd + (1 - plain) * second
 
 
-def shrunk_ratios(x: Vector, t: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
+def shrunk_ratios(
+    x: Vector, t: Vector, sd: float, Z: Vector, unsure: Vector | float = 0.0
+) -> tuple[Vector, Vector]:
     r"""Numbers :math:`x_k = t_k \rho_k` that were seen with noise: posterior means and variances.
 
     Under :math:`\rho_k \sim \mathcal N(z_k^\top \gamma, V)`, averaged over V as far as it is likely: moments would
@@ -58,6 +63,8 @@ def shrunk_ratios(x: Vector, t: Vector, sd: float, Z: Vector) -> tuple[Vector, V
         Standard deviation of the noise in each.
     Z : ndarray, shape (groups, k)
         What ratios may depend on.
+    unsure : ndarray, shape (groups,), optional
+        Variances of the sizes: what is expected of a number is as unsure as the size that it is expected of.
     """
     noise, unit = sd * sd, float(np.sqrt(np.mean(t**2)))
     spreads = (_CANDIDATES * max(np.abs(x).mean() / unit, sd / unit)) ** 2
@@ -65,11 +72,14 @@ def shrunk_ratios(x: Vector, t: Vector, sd: float, Z: Vector) -> tuple[Vector, V
     for V in spreads:
         total = t**2 * V + noise + 1e-300
         X = Z * (t / total)[:, None]
-        gamma = np.linalg.lstsq(X.T @ (Z * t[:, None]), X.T @ x, rcond=None)[0]
-        common = t * (Z @ gamma)
+        C = np.linalg.pinv(X.T @ (Z * t[:, None]), hermitian=True)
+        ratio = Z @ (C @ (X.T @ x))
+        common, kept = t * ratio, noise / total  # what noise leaves of what is expected
         fit = -float((np.log(total) + (x - common) ** 2 / total).sum()) / 2
-        found.append((fit, common + t**2 * V / total * (x - common), t**2 * V * noise / total))
-    weights = np.exp(np.array([fit for fit, _, _ in found]) - max(fit for fit, _, _ in found))
+        doubt = t**2 * np.einsum("ki,ij,kj->k", Z, C, Z) + ratio**2 * unsure
+        found.append((fit, x + kept * (common - x), t**2 * V * kept + kept**2 * doubt))
+    fits = np.array([fit for fit, _, _ in found])
+    weights = _CANDIDATES * np.exp(fits - fits.max())
     weights /= weights.sum()
     means, variances = (np.array([one[k] for one in found]) for k in (1, 2))
     mean = weights @ means

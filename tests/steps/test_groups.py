@@ -307,6 +307,37 @@ def test_shrinkage_is_better_than_what_was_seen_and_knows_how_good_it_is():
     assert 0.7 < np.mean((got - x) ** 2) / variance.mean() < 1.4
 
 
+def test_what_noise_hides_is_not_taken_for_known():
+    """Ratios whose spread is below the noise, of sizes that are not known either."""
+    rng, ratios = np.random.default_rng(8), []
+    for _ in range(20):
+        t = np.exp(rng.normal(3, 0.8, 100))
+        sizes, unsure = shrunk_positive(t + 15 * rng.normal(size=100), 15.0, np.ones((100, 1)))
+        x = t * rng.normal(0.5, 0.3, 100)
+        got, variance = shrunk_ratios(
+            x + 40 * rng.normal(size=100), sizes, 40.0, np.ones((100, 1)), unsure
+        )
+        ratios.append(np.mean((got - x) ** 2) / variance.mean())
+    assert 0.7 < np.mean(ratios) < 1.4
+
+
+def test_sizes_add_up_to_what_was_seen():
+    rng = np.random.default_rng(9)
+    seen = np.exp(rng.normal(3, 1, 300)) + 20 * rng.normal(size=300)
+    sizes, _ = shrunk_positive(seen, 20.0, np.ones((300, 1)))
+    assert sizes.min() > 0
+    np.testing.assert_allclose(sizes.sum(), seen.sum())
+
+
+def test_places_are_as_spread_as_the_law():
+    """Hyperparameters included: τ of a prior that nothing was learnt about."""
+    model = law_model(compiled("centred"))
+    model.reset()
+    model.mode()
+    taus = [draw[P:].std() for draw in model.drawn(np.random.default_rng(0), 200)]
+    assert np.std(np.log(taus)) > 0.5
+
+
 # -- the law, and whole runs ------------------------------------------------------------------------
 
 
