@@ -151,14 +151,14 @@ def posterior_of(
     -------
     Posterior
     """
-    theta, C = start, None
+    theta, C = start, np.zeros((len(start),) * 2)
     for step in range(_STEPS):
         if looks is not None:
             law = replace(law, S=looks.noise_at(theta - law.centre, C))
         slope = law.k - law.K @ (theta - law.centre) + log_public.gradient(theta)
         Λ = -log_public.hessian(theta)
         Q = floored(law.K + Λ, 1e-12)
-        C = np.linalg.inv(Q)
+        C = np.asarray(np.linalg.inv(Q))
         move = C @ slope
         length = math.sqrt(max(float(move @ Q @ move), 0.0))
         theta = theta + move * min(1.0, SETTINGS.careful / max(length, 1e-300))
@@ -193,10 +193,10 @@ class Pooled:
     parts: Vector
     curvature: Vector
 
-    def noise_at(self, u: Vector, C: Vector | None = None) -> Vector:
+    def noise_at(self, u: Vector, C: Vector | float = 0.0) -> Vector:
         """S for a mode at u, known up to covariance C: the noise of the curvature included."""
         v = u - self.at
-        vv = np.outer(v, v) + (0.0 if C is None else C)
+        vv = np.outer(v, v) + C
         terms = zip(self.weights, self.looks, strict=True)
         return self.law.S + sum(w * w * look.curvature_covariance(vv) for w, look in terms)
 

@@ -267,7 +267,11 @@ class Looks:
         if untold < SETTINGS.untold * float(np.trace(J)):
             return NOBODY
         length = self._longest * self._size(V) / 2
-        return Group(*np.array([[untold / length**2], [length], [SETTINGS.group_rate * length]]))
+        many = untold / length**2
+        # They would be seen: the model, or its scale so far, claims too much. In rough histograms they are not.
+        if many > sizes.most_hidden and not self.poor:
+            return NOBODY
+        return Group(*np.array([[many], [length], [SETTINGS.group_rate * length]]))
 
     def _still_long(self, theta: Vector, share: float) -> tuple[float, float]:
         """How many units' gradients are half as long as the longest at the first place, and the noise's sd.

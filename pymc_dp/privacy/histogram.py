@@ -84,6 +84,11 @@ class PrivateHistogram:
         """Above all sizes that were seen, and above those that :meth:`excess` takes to hide."""
         return float(self._edges[min(self._first + len(self._counts) + 1, len(self._edges) - 1)])
 
+    @property
+    def most_hidden(self) -> float:
+        """So many units of about the same size stand out wherever they are; fewer may hide beyond a gap."""
+        return _ON_ITS_OWN * self._sd
+
     @cached_property
     def squares(self) -> float:
         """Sum of the sizes' squares, as far as it shows."""

@@ -286,7 +286,7 @@ def few_tell(what, n=20_000, seed=11):
     return model
 
 
-@pytest.mark.parametrize("what, epsilon", [("a category", 3.0), ("an outcome", 0.3)])
+@pytest.mark.parametrize(("what", "epsilon"), [("a category", 3.0), ("an outcome", 0.3)])
 def test_few_records_that_tell_all_are_not_lost(what, epsilon):
     """Where a histogram shows none of them, over many noises: errors in the sds that are claimed."""
     step = DPAnchored(
