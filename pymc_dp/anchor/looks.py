@@ -285,10 +285,9 @@ class Looks:
             self._still.clear()
             return 0.0, sd
         self._still = [(many, sd), *self._still][: s.places]
-        weights = 1 / np.array([sd for _, sd in self._still]) ** 2
-        return float(np.average([many for many, _ in self._still], weights=weights)), float(
-            weights.sum() ** -0.5
-        )
+        counts, sds = np.array(self._still).T
+        weights = sds**-2
+        return float(counts @ weights / weights.sum()), float(weights.sum() ** -0.5)
 
     def _beyond(self, of: Question, length: float, sizes: PrivateHistogram, share: float) -> Group:
         """Units longer than this that a histogram does not show: counted, and followed as far as there are any.
@@ -297,11 +296,11 @@ class Looks:
         """
         s = SETTINGS
         many, lengths, factor = list[float](), list[float](), s.further
-        while len(many) < s.followed:
+        while len(many) < s.followed and self.measure.spent < s.looked_for:
             found, sd = self.measure.count(Longer(of, length), share)
             hidden = found - (sizes.beyond(length) if not many else 0.0)
             if not many and (hidden < s.counted * sd or found > s.rare * self.n_units):
-                return NOBODY
+                break
             if hidden < s.counted * sd:  # the rest is not far
                 factor = math.sqrt(factor)
                 found, _ = self.measure.count(Longer(of, length / factor), share)
@@ -309,6 +308,8 @@ class Looks:
             many.append(min([hidden, *many]))
             lengths.append(length)
             length *= factor
+        if not many:
+            return NOBODY
         rates = np.array(lengths)
         rates[-1] *= (factor - 1) / math.log(max(many[-1] / max(found, sd), factor))
         return Group(-np.diff([*many, 0.0]), np.array(lengths), rates)

@@ -64,6 +64,8 @@ class AnchorSettings:
     """Factor between the lengths beyond which such units are counted, while there are any,"""
     followed: int = 5
     """so often at most."""
+    looked_for: float = 0.8
+    """Share of the budget from which on no such units are looked for: the last looks come first."""
     group_rate: float = 0.5
     """Rate at which the gradients of a group become fewer, in the length at which they begin."""
     untold: float = 0.6
