@@ -403,7 +403,7 @@ def test_a_run_with_a_chain_is_a_function_of_releases_alone(monkeypatch):
         def __init__(self, counts, sd, bins_per_octave):
             assert counts is None
 
-        largest = 4.0
+        largest, squares = 4.0, 1e9
 
         def quantile(self, p):
             return 1.0 + p
