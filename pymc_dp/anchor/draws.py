@@ -91,15 +91,17 @@ def draws_of(
     seed: int,
     nuts_sampler: str,
 ) -> Vector:
-    """Draws by NUTS of a density in coordinates in which it is about standard normal.
+    """Draws by NUTS of a density in coordinates in which it is about white.
 
-    If the sampler fails, standard normal draws take their place, and that is said: what was paid for is not lost.
+    If the sampler fails, standard normal draws about `start` take their place, and that is said: what was paid for
+    is not lost.
 
     Parameters
     ----------
     log_density : callable
         Of a symbolic vector.
     start : ndarray, shape (d,)
+        Its mode.
     draws, chains, seed : int
     nuts_sampler : str
         As for ``pm.sample``.
@@ -128,4 +130,4 @@ def draws_of(
         "NUTS could not draw from the released law (%s). The draws are of its normal approximation.",
         why,
     )
-    return np.random.default_rng(seed).standard_normal(size)
+    return np.asarray(start + np.random.default_rng(seed).standard_normal(size))

@@ -233,8 +233,7 @@ class Looks:
             hessian_sizes = self.hessian_sizes(theta, V, of_hessians)
             length = hessian_sizes.quantile(s.hessians_kept)
             hidden = self._beyond(of, length, hessian_sizes, for_count)
-            lengths = np.sqrt(hidden.lengths + hidden.rates)
-            by_hessians = Group(hidden.many, lengths, s.group_rate * lengths)
+            by_hessians = _gradients_of(hidden.many, np.sqrt(hidden.lengths + hidden.rates))
             group = max(group, by_hessians, key=lambda g: g.excess(sizes.quantile(0.99)))
             seen = self._choice(V, sizes, group, P, for_gradient, kept)
             rest.append((seen._replace(hessians=hidden), hessian_sizes))
@@ -250,11 +249,13 @@ class Looks:
     def _in(self, V: Vector, still: tuple[float, float], sizes: PrivateHistogram) -> Group:
         """Of the units that are still long, those that a histogram in this frame does not show."""
         many, sd = still
-        length = self._longest * self._size(V) / 2
+        length = self._as_at_first(V)
         hidden = many - sizes.beyond(length)
-        if hidden < SETTINGS.counted * sd:
-            return NOBODY
-        return Group(*np.array([[hidden], [length], [SETTINGS.group_rate * length]]))
+        return _gradients_of(hidden, length) if hidden >= SETTINGS.counted * sd else NOBODY
+
+    def _as_at_first(self, V: Vector) -> float:
+        """Half of what the longest gradient at the first place is in a frame."""
+        return self._longest * self._size(V) / 2
 
     def _untold(self, V: Vector, sizes: PrivateHistogram, P: Vector) -> Group:
         r"""Units that must be there if a histogram shows too little: scores' squares add up to the information.
@@ -266,12 +267,12 @@ class Looks:
         untold = float(np.trace(J)) - sizes.squares
         if untold < SETTINGS.untold * float(np.trace(J)):
             return NOBODY
-        length = self._longest * self._size(V) / 2
+        length = self._as_at_first(V)
         many = untold / length**2
         # They would be seen: the model, or its scale so far, claims too much. In rough histograms they are not.
         if many > sizes.most_hidden and not self.poor:
             return NOBODY
-        return Group(*np.array([[many], [length], [SETTINGS.group_rate * length]]))
+        return _gradients_of(many, length)
 
     def _still_long(self, theta: Vector, share: float) -> tuple[float, float]:
         """How many units' gradients are half as long as the longest at the first place, and the noise's sd.
@@ -313,6 +314,12 @@ class Looks:
         rates = np.array(lengths)
         rates[-1] *= (factor - 1) / math.log(max(many[-1] / max(found, sd), factor))
         return Group(-np.diff([*many, 0.0]), np.array(lengths), rates)
+
+
+def _gradients_of(many: Vector | float, lengths: Vector | float) -> Group:
+    """Units whose gradients are so long, and longer."""
+    lengths = np.atleast_1d(lengths)
+    return Group(np.atleast_1d(many), lengths, SETTINGS.group_rate * lengths)
 
 
 def _loss(V: Vector, noise: float, P: Vector | None) -> float:

@@ -14,7 +14,7 @@ from scipy import integrate, stats
 import pymc_dp as dp
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.law import Law, pooled, posterior_of
-from pymc_dp.anchor.look import Look
+from pymc_dp.anchor.look import Group, Look
 from pymc_dp.anchor.search import Search
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
@@ -269,6 +269,18 @@ def test_an_anchor_is_a_function_of_releases_alone(monkeypatch):
         prior = PublicLogDensity(ParameterSpace(model), FAST)
         anchors.append(build_anchor(measured(records_of(model), z=2.0), prior, np.zeros(1)))
     assert repr(anchors[0]) == repr(anchors[1])
+
+
+def test_what_a_bound_clips_of_a_group_is_the_mean_of_its_tail():
+    """Against sizes drawn from exponential tails."""
+    rng, many = np.random.default_rng(7), np.array([200.0, 50.0])
+    lengths, rates = np.array([1.0, 3.0]), np.array([0.5, 2.0])
+    group = Group(many, lengths, rates)
+    drawn = lengths + rates * rng.exponential(size=(400_000, 2))
+    for bound in (0.2, 1.0, 2.0, 5.0):
+        clipped = np.maximum(drawn - bound, 0.0)
+        assert group.excess(bound) == pytest.approx(float(clipped.mean(axis=0) @ many), rel=0.02)
+    assert group.excess(group.longest) < 0.02 * group.excess(0.0)
 
 
 def few_tell(what, n=20_000, seed=11):

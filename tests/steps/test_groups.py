@@ -417,6 +417,26 @@ def released(centred):
         )
 
 
+def test_if_nuts_fails_draws_are_about_the_laws_mode(monkeypatch):
+    """Beside NUTS of the same law: what was paid for is not lost."""
+
+    def broken(*arguments, **keywords):
+        raise RuntimeError("no")
+
+    step, _, _ = released(True)
+    monkeypatch.setattr("pymc_dp.anchor.draws.pm.sample", broken)
+    k, X, y, _ = grouped()
+    with grouped_model(k, X, y, centred=True):
+        failed = DPAnchored(
+            draws=300, chains=2, epsilon=8.0, compile_kwargs=FAST,
+            noise_source=InsecureSeededNoise(3),
+        )  # fmt: skip
+    failed.build_anchor()
+    ours, theirs = (one._draws.reshape(-1, one.compiled.d) for one in (failed, step))
+    # The same law: of any parameter's sd a half is more than skewness and 600 draws explain.
+    assert np.max(np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) / theirs.std(axis=0)) < 0.5
+
+
 @pytest.mark.parametrize("centred", [True, False])
 def test_a_run_finds_groups_and_hyperparameters(centred):
     step, idata, alpha = released(centred)
