@@ -1,13 +1,11 @@
 """Sums over n records observed through noise: records integrated out by the central limit theorem."""
 
-import itertools
-
 import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from pymc_dp import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.mechanisms import (
@@ -17,7 +15,7 @@ from pymc_dp.mechanisms import (
     LaplaceMechanism,
 )
 from pymc_dp.mechanisms.normal_sum import noisy_sum, normal_laplace
-from pymc_dp.mechanisms.records import enough_points
+from pymc_dp.mechanisms.reference import nothing_to_correct
 from pymc_dp.mechanisms.statistics import clamp
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -167,7 +165,8 @@ def test_the_latent_of_laplace_noise_integrates_to_its_convolution():
     count = 40_000
     args = [np.repeat(x, count, axis=0) for x in (X, w, n)]
     z = rng.normal(size=(count, 2))
-    values = np.exp(noisy_sum(*args, np.zeros(2), b, np.repeat(s, count, axis=0), z)[0])
+    right = nothing_to_correct((count,), 2)
+    values = np.exp(noisy_sum(*args, np.zeros(2), b, np.repeat(s, count, axis=0), z, *right)[0])
     grid = np.linspace(-120, 120, 961)
     u = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1)
     mean = X[0].mean(axis=0)
@@ -190,12 +189,44 @@ def test_discrete_noise_on_a_sum_is_continuous_noise_of_the_same_variance():
     )
 
 
-def test_points_grow_with_n_up_to_a_bound():
-    counts = [[enough_points(n, d) for n in (1e2, 1e4, 1e6, 1e8)] for d in (1, 3)]
-    assert all(a <= b for row in counts for a, b in itertools.pairwise(row))
-    assert counts[1][0] == 256
-    assert counts[1][-1] == 16_384
-    assert counts[0][1] < counts[1][1]
+def clamped_pair(n, points, s):
+    """Released sums of n pairs of which one is a kinked function of two normal variables."""
+    with pm.Model() as model:
+        mu = free("mu", shape=2)
+        x = pm.Normal.dist(mu[0], 1)
+        y = pm.Normal.dist(mu[1] * x, 1)
+        t = pt.stack([clamp(x, -1, 1), clamp(x, -1, 1) * clamp(y, -1, 2)])
+        GaussianMechanism("s", t, n=n, scale=5.0, observed=s, points=points)
+    return model
+
+
+@pytest.mark.parametrize("n", [10**4, 10**6, 10**8])
+def test_few_points_suffice_for_any_n(n):
+    """Modes by few points and by many: at 10^8 records few that are not put right are 50 sds off."""
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=(4_000_000, 2))
+    x, y = 0.3 + z[:, 0], 0.5 * (0.3 + z[:, 0]) + z[:, 1]
+    t = np.stack([np.clip(x, -1, 1), np.clip(x, -1, 1) * np.clip(y, -1, 2)])
+    s = n * t.mean(axis=1) + np.sqrt(n) * np.linalg.cholesky(np.cov(t)) @ [0.8, -0.5]
+    found = []
+    for points in (256, 4096):
+        model = clamped_pair(n, points, s)
+        f, df = model.compile_logp(**FAST), model.compile_dlogp(**FAST)
+
+        def loss(x, f=f, df=df):
+            return -f({"mu": x}), -df({"mu": x})
+
+        fit = optimize.minimize(loss, [0.3, 0.5], jac=True, method="BFGS")
+        found.append(fit.x)
+    sd = np.sqrt(np.diag(fit.hess_inv))
+    assert np.abs(found[0] - found[1]).max() < 0.05 * sd.min()
+
+
+def test_a_start_where_everything_is_clamped_is_told():
+    with pm.Model():
+        x = clamp(pm.Normal.dist(pm.Normal("mu", 0, 50), 1), 60, 90)
+        with pytest.warns(UserWarning, match="initvals={'mu': 7[45]"):
+            GaussianMechanism("s", x, n=100, scale=10.0, observed=7500.0)
 
 
 # -- several releases, areas, unknown n --------------------------------------------------------------
@@ -223,7 +254,8 @@ def test_two_releases_of_the_same_records_are_one():
     at = {"mu": [0.4, 0.5]}
     joint = log_density(model, "first", **at) + log_density(model, "second", **at)
     apart = log_density(strangers, "s0", **at) + log_density(strangers, "s1", **at)
-    np.testing.assert_allclose(joint, log_density(stacked, **at), rtol=1e-9)
+    # Points are put right where the mode is, which the first release alone puts elsewhere.
+    np.testing.assert_allclose(joint, log_density(stacked, **at), atol=0.02)
     assert abs(joint - apart) > 0.1
 
 
@@ -257,7 +289,7 @@ def test_areas_are_independent():
     z = np.array([[0.3, -0.4], [1.0, 0.2]])
     whole = log_density(together, mu=mu, s_latent=z)
     parts = [log_density(apart, f"s{i}", mu=mu, s0_latent=z[0], s1_latent=z[1]) for i in range(2)]
-    np.testing.assert_allclose(whole, sum(parts), rtol=1e-9)
+    np.testing.assert_allclose(whole, sum(parts), atol=1e-3)  # modes are found to some digits
 
 
 def test_number_of_records_may_be_a_parameter():
@@ -269,7 +301,8 @@ def test_number_of_records_may_be_a_parameter():
         release(pm.Gamma("n", 2, 0.01, default_transform=None))
     with pm.Model() as known:
         release(110)
-    np.testing.assert_allclose(log_density(unknown, n=110), log_density(known), rtol=1e-9)
+    # Points are put right where n is no constant.
+    np.testing.assert_allclose(log_density(unknown, n=110), log_density(known), atol=1e-3)
     gradient = unknown.compile_dlogp(vars=[unknown["n"]], **FAST)
     slope = gradient({"n": np.asarray(110.0)})
     f = unknown.compile_logp(**FAST)

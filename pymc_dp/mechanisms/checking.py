@@ -141,10 +141,10 @@ def check_releases(idata: Any, model: pm.Model | None = None) -> ReleaseChecks:
             moments(release, model, draws, many, 1),
             strict=True,
         )
-        for (X, w, n, s, z), (X_many, w_many, *_) in pairs:
+        for (X, w, n, s, z, *right), (X_many, w_many, _, _, _, *right_many) in pairs:
             fixed = (release.v, release.b, s, z)
-            difference = noisy_sum(X_many, w_many, n, *fixed)[0] - noisy_sum(X, w, n, *fixed)[0]
-            quadrature.append(difference.sum())
+            better = noisy_sum(X_many, w_many, n, *fixed, *right_many)[0]
+            quadrature.append((better - noisy_sum(X, w, n, *fixed, *right)[0]).sum())
             third.append(third_cumulant(X_many, w_many, n, release.v + 2 * release.b**2, s).sum())
         parameters = _parameters(draws, {z for r in releases_of(model) for z in r.latents})
         names = tuple(entry.name for entry in release.entries)
@@ -221,13 +221,14 @@ def thinned(draws: dict[str, NDArray[Any]], count: int) -> dict[str, NDArray[Any
 def moments(
     release: SumRelease, model: pm.Model, draws: dict[str, NDArray[Any]], count: int, seed: int
 ) -> Iterator[list[NDArray[np.float64]]]:
-    """X, w, n, s and z of :func:`~pymc_dp.mechanisms.normal_sum.noisy_sum`, draw by draw."""
+    """X, w, n, s, z and correction of :func:`~pymc_dp.mechanisms.normal_sum.noisy_sum`, draw by draw."""
     noise = release.record.points(count, seed)
+    correction = release.correction_of(noise, model)
     evaluate = pm.compile(
         model.free_RVs, moments_graph(release, model, noise), on_unused_input="ignore"
     )
     for i in range(len(next(iter(draws.values())))):
-        yield evaluate(*(draws[rv.name][i] for rv in model.free_RVs))
+        yield [*evaluate(*(draws[rv.name][i] for rv in model.free_RVs)), *correction]
 
 
 def _parameters(draws: dict[str, NDArray[Any]], latents: set[str]) -> NDArray[np.float64]:

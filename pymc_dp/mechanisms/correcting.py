@@ -147,7 +147,9 @@ def _log_weights(
     weights = []
     used = moments(release, model, draws, release.points, 0)
     many = moments(release, model, draws, more_points(release), 1)
-    for i, ((X, w, n, s, z), (X_better, w_better, *_)) in enumerate(zip(used, many, strict=True)):
+    for i, ((X, w, n, s, z, *right), (X_better, w_better, _, _, _, *right_better)) in enumerate(
+        zip(used, many, strict=True)
+    ):
         theta = [draws[rv.name][i] for rv in model.free_RVs]
         total = 0.0
         for area in range(len(n)):
@@ -156,11 +158,14 @@ def _log_weights(
                     f"Records of {release.entries[-1].name!r} cannot be simulated: n is no whole number. A "
                     "number of people that is a parameter can only be checked."
                 )
-            approximate = Normal(*_mean_and_covariance(X[area], w[area]), *_noise(release))
+            moments_used = _mean_and_covariance(X[area], w[area], *(x[area] for x in right))
+            approximate = Normal(*moments_used, *_noise(release))
             if len(z[area]):
                 e = _mixing(approximate, release, n[area], s[area], z[area], rng)
                 approximate = approximate._replace(D=release.v + 2 * release.b**2 * e)
-            mean, covariance = _mean_and_covariance(X_better[area], w_better[area])
+            mean, covariance = _mean_and_covariance(
+                X_better[area], w_better[area], *(x[area] for x in right_better)
+            )
             better = approximate._replace(mean=mean, covariance=covariance)
             total -= approximate(s[area][None], n[area])[0]
             if n[area] > MOST_SIMULATED:
@@ -242,10 +247,12 @@ def _simulator(release: SumRelease, model: pm.Model) -> Callable[..., NDArray[np
     return sums
 
 
-def _mean_and_covariance(X: Any, w: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _mean_and_covariance(
+    X: Any, w: Any, shift: Any, F: Any
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     mean = w @ X
-    centred = X - mean
-    return mean, (w[:, None] * centred).T @ centred
+    centred = (X - mean) @ F.T
+    return mean + shift, (w[:, None] * centred).T @ centred
 
 
 def _noise(release: SumRelease) -> tuple[NDArray[np.float64], float]:

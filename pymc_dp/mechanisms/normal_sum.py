@@ -123,7 +123,7 @@ def _laplace_terms(P, a, b, z, C_bar, r_bar, z_bar):  # type: ignore[no-untyped-
 
 
 @numba.njit(cache=True, error_model="numpy")
-def noisy_sum(X, w, n, v, b, s, z):  # type: ignore[no-untyped-def]
+def noisy_sum(X, w, n, v, b, s, z, shift, factor):  # type: ignore[no-untyped-def]
     """Log-density and its derivatives by X, w, n and z, for every area: two passes over the nodes.
 
     Parameters
@@ -142,6 +142,9 @@ def noisy_sum(X, w, n, v, b, s, z):  # type: ignore[no-untyped-def]
         Released sums.
     z : ndarray, shape (areas, q)
         One entry for each Laplace noise; q = 0 with Laplace noise needs m = 1.
+    shift, factor : ndarray, shapes (areas, m) and (areas, m, m)
+        What puts the nodes' mean and covariance right: ``mean + shift`` and ``F @ V @ F.T``
+        (:mod:`~pymc_dp.mechanisms.reference`).
 
     Returns
     -------
@@ -162,8 +165,10 @@ def noisy_sum(X, w, n, v, b, s, z):  # type: ignore[no-untyped-def]
         for k in range(K):
             for p in range(m):
                 weighed[k, p] = w[i, k] * centred[k, p]
-        V = centred.T @ weighed
-        r = s[i] - n[i] * mean
+        F = np.ascontiguousarray(factor[i])
+        V = F @ (centred.T @ weighed) @ F.T
+        right = mean + shift[i]
+        r = s[i] - n[i] * right
         if m == 1 and b[0] > 0 and z.shape[1] == 0:
             logp[i], by_r, by_v = normal_laplace(r[0], n[i] * V[0, 0] + v[0], b[0])
             r_bar, C_bar = np.array([by_r]), np.array([[by_v]])
@@ -185,8 +190,8 @@ def noisy_sum(X, w, n, v, b, s, z):  # type: ignore[no-untyped-def]
             C_bar = 0.5 * (np.outer(a, a) - P)
             if z.shape[1] > 0:
                 logp[i] += _laplace_terms(P, a, b, z[i], C_bar, r_bar, z_bar[i])
-        n_bar[i] = (C_bar * V).sum() - (r_bar * mean).sum()
-        by_V = centred @ C_bar
+        n_bar[i] = (C_bar * V).sum() - (r_bar * right).sum()
+        by_V = centred @ (F.T @ C_bar @ F)
         for k in range(K):
             for p in range(m):
                 X_bar[i, k, p] = w[i, k] * n[i] * (2 * by_V[k, p] - r_bar[p])
@@ -199,11 +204,11 @@ class NoisySum(Op):
 
     __props__ = ()
 
-    def make_node(self, X: Any, w: Any, n: Any, v: Any, b: Any, s: Any, z: Any) -> Apply:
+    def make_node(self, *inputs: Any) -> Apply:
         """One node; everything in double precision."""
-        inputs = [pt.as_tensor(x).astype("float64") for x in (X, w, n, v, b, s, z)]
-        X, w, n, _, _, _, z = inputs
-        return Apply(self, inputs, [n.type(), X.type(), w.type(), n.type(), z.type()])
+        inputs = tuple(pt.as_tensor(x).astype("float64") for x in inputs)
+        X, w, n, _, _, _, z, *_ = inputs
+        return Apply(self, list(inputs), [n.type(), X.type(), w.type(), n.type(), z.type()])
 
     def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
         """Compute the outputs in place."""
@@ -214,13 +219,14 @@ class NoisySum(Op):
         """Cotangents of the inputs; nothing is differentiated twice, and released values not at all."""
         _, X_bar, w_bar, n_bar, z_bar = outputs
         c = cotangents[0]
-        nothing = [pt.zeros_like(x) for x in inputs[3:6]]
+        nothing = [pt.zeros_like(x) for x in inputs]
         return [
             c[:, None, None] * X_bar,
             c[:, None] * w_bar,
             c * n_bar,
-            *nothing,
+            *nothing[3:6],
             c[:, None] * z_bar,
+            *nothing[7:],
         ]
 
     L_op = pullback  # its name in PyTensor 2

@@ -23,13 +23,10 @@ from pymc_dp.mechanisms.families import FAMILIES, Family
 # Sums over the values of discrete variables have as many terms; beyond, memory is what ends first.
 _MAX_COMBINATIONS = 2**16
 
-# Errors of a mean in standard deviations of one record, at 256 points, and how they fall with the
-# number of points: docs/evidence/released_points. In one dimension the points are midpoints.
-_ERROR_AT_256 = {1: (3e-4, 2.0)}
-_ERROR_BEYOND = (2.4e-3, 0.87)
-_FEWEST, _MOST = 256, 16_384
-# Error of the mean aimed at, in standard deviations of the sum.
-_TOLERANCE = 0.04
+# What a few points get wrong is put right by :mod:`~pymc_dp.mechanisms.reference`, so that as many do
+# for any n. They err by 0.0024 standard deviations of one record in three dimensions: by 0.04 of the sum
+# of the largest number that is left as it is.
+FEW_POINTS, FEW_RECORDS = 256, 300
 
 
 class Variable(NamedTuple):
@@ -183,13 +180,6 @@ class Record:
         log_weight = pt.broadcast_to(log_weight, (K, *self.areas))
         weight = pt.exp(log_weight) / noise.shape[0]
         return pt.moveaxis(statistic, 0, -2), pt.moveaxis(weight, 0, -1)
-
-
-def enough_points(n: float, dimensions: int) -> int:
-    """Points that err by a few hundredths of a standard deviation of the sum of n records, or the most."""
-    error, rate = _ERROR_AT_256.get(dimensions, _ERROR_BEYOND)
-    times = (error * math.sqrt(n) / _TOLERANCE) ** (1 / rate)
-    return int(min(_MOST, _FEWEST * 2 ** max(0, math.ceil(math.log2(times)))))
 
 
 def record_of(name: str, statistic: Any, areas: tuple[int, ...], model: pm.Model) -> Record:

@@ -2,9 +2,11 @@ r"""A noisy sum over n records as one observed variable, the records integrated 
 
 By the central limit theorem the sum is normal, with n times the mean and covariance of one
 record's statistic (:mod:`~pymc_dp.mechanisms.normal_sum`), which are sums over points
-(:mod:`~pymc_dp.mechanisms.records`).
+(:mod:`~pymc_dp.mechanisms.records`), put right at one parameter
+(:mod:`~pymc_dp.mechanisms.reference`).
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from pymc.logprob.abstract import _logprob
 from pytensor.graph.basic import equal_computations
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.variable import TensorConstant
 
 from pymc_dp.checks import whole
 from pymc_dp.exceptions import PrivacyConfigurationError
@@ -23,16 +26,21 @@ from pymc_dp.mechanisms.distributions import draw_noise
 from pymc_dp.mechanisms.law import NoiseLaw
 from pymc_dp.mechanisms.normal_sum import NoisySum
 from pymc_dp.mechanisms.records import (
+    FEW_POINTS,
+    FEW_RECORDS,
     Record,
     check_areas,
-    enough_points,
     random_variables,
     record_of,
     static_shape,
 )
-
-# n of which the number of points is chosen where n is a variable.
-_TYPICAL_N = 10_000
+from pymc_dp.mechanisms.reference import (
+    Reference,
+    does_not_vary,
+    find_reference,
+    nothing_to_correct,
+    warn_of_start,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +81,10 @@ class SumRelease:
         Per area.
     law : NoiseLaw
         Of the mechanism's own noise.
+    reference : Reference or None
+        Where the points are put right; None if they make no error.
+    correction : tuple of ndarray
+        Shift and factor of the points, shapes ``(*areas, m)`` and ``(*areas, m, m)``.
     """
 
     record: Record
@@ -81,6 +93,14 @@ class SumRelease:
     latents: tuple[str, ...]
     points: int
     law: NoiseLaw
+    reference: Reference | None
+    correction: tuple[NDArray[np.float64], NDArray[np.float64]]
+
+    def correction_of(self, noise: NDArray[np.float64], model: pm.Model) -> tuple[Any, Any]:
+        """Shift and factor of other points, shapes (areas, m) and (areas, m, m)."""
+        if self.reference is None:
+            return nothing_to_correct((math.prod(self.record.areas),), len(self.v))
+        return self.reference.correction(self.record, model, noise)
 
     @property
     def v(self) -> NDArray[np.float64]:
@@ -110,10 +130,12 @@ class NoisySumRV(RandomVariable):
         """A normal sum, a regression on the earlier entries if there are any, and the noise."""
         law, v, b = self.release.law, self.release.v, self.release.b
         e = earlier.shape[-1]
+        shift, F = self.release.correction
         mean = np.einsum("...k,...km->...m", w, X)
         centred = X - mean[..., None, :]
-        mean = n[..., None] * mean
-        V = n[..., None, None] * np.einsum("...k,...ki,...kj->...ij", w, centred, centred)
+        mean = n[..., None] * (mean + shift)
+        V = F @ np.einsum("...k,...ki,...kj->...ij", w, centred, centred) @ F.swapaxes(-1, -2)
+        V = n[..., None, None] * V
         C = V + np.diag(v + 2 * b**2)
         gain = np.linalg.solve(C[..., :e, :e], V[..., :e, e:]).swapaxes(-1, -2)
         mean_own = mean[..., e:] + (gain @ (earlier - mean[..., :e])[..., None])[..., 0]
@@ -128,14 +150,36 @@ class NoisySumRV(RandomVariable):
 @_logprob.register(NoisySumRV)
 def _(op: NoisySumRV, values: Any, rng: Any, size: Any, *parameters: Any, **kwargs: Any) -> Any:
     X, w, n, earlier, z, _ = parameters
-    v, b = op.release.v, op.release.b
-    value = values[0].reshape((*(values[0].shape[i] for i in range(n.ndim)), -1))
-    logp = _log_density(X, w, n, v, b, pt.concatenate([earlier, value], axis=-1), z)
-    e = len(v) - len(op.release.entries[-1].v)
-    if e:
-        of_earlier = z[..., : latent_size(b[:e])]
-        logp = logp - _log_density(X[..., :e], w, n, v[:e], b[:e], earlier, of_earlier)
-    return logp
+    return log_density(op.release, X, w, n, earlier, z, values[0])
+
+
+def log_density(
+    release: SumRelease, X: Any, w: Any, n: Any, earlier: Any, z: Any, value: Any
+) -> Any:
+    """Of a mechanism's own entries, given those that were released before, for every area."""
+    value = value.reshape((*(value.shape[i] for i in range(n.ndim)), -1))
+    logp = _of_entries(
+        release, len(release.v), X, w, n, pt.concatenate([earlier, value], axis=-1), z
+    )
+    e = len(release.v) - len(release.entries[-1].v)
+    return logp - _of_entries(release, e, X, w, n, earlier, z) if e else logp
+
+
+def _of_entries(release: SumRelease, count: int, X: Any, w: Any, n: Any, s: Any, z: Any) -> Any:
+    """:class:`NoisySum` of the first entries, with any number of axes of areas."""
+    v, b = release.v[:count], release.b[:count]
+    shift, factor = (pt.constant(x) for x in release.correction)
+    z = z[..., : latent_size(b)]
+    of_areas = X[..., :count], w, s, z, shift[..., :count], factor[..., :count, :count]
+    X, w, s, z, shift, factor = (_flat(x, n.ndim) for x in of_areas)
+    return NoisySum()(X, w, n.ravel(), v, b, s, z, shift, factor)[0].reshape(n.shape)
+
+
+def _flat(x: Any, axes: int) -> Any:
+    """With one axis of areas."""
+    if axes < 2:
+        return x if axes else x[None]
+    return x.reshape((math.prod(x.shape[:axes]), *(x.shape[i] for i in range(axes, x.ndim))))
 
 
 def moments_graph(release: SumRelease, model: pm.Model, noise: Any) -> list[Any]:
@@ -153,18 +197,7 @@ def moments_graph(release: SumRelease, model: pm.Model, noise: Any) -> list[Any]
     s = pt.concatenate([x.reshape((areas, -1)) for x in s], axis=-1)
     z = [model[name].reshape((areas, -1)) for name in release.latents]
     z = pt.concatenate(z, axis=-1) if z else pt.zeros((areas, 0))
-    flat = [x.reshape((areas, *(x.shape[i] for i in range(n.ndim, x.ndim)))) for x in (X, w)]
-    return [x.astype("float64") for x in (*flat, n.ravel(), s, z)]
-
-
-def _log_density(X: Any, w: Any, n: Any, v: Any, b: Any, s: Any, z: Any) -> Any:
-    """:class:`NoisySum` with any number of axes of areas."""
-    areas = n.ravel().shape[0]
-
-    def flat(x: Any) -> Any:
-        return x.reshape((areas, *(x.shape[i] for i in range(n.ndim, x.ndim))))
-
-    return NoisySum()(flat(X), flat(w), n.ravel(), v, b, flat(s), flat(z))[0].reshape(n.shape)
+    return [x.astype("float64") for x in (_flat(X, n.ndim), _flat(w, n.ndim), n.ravel(), s, z)]
 
 
 def observe_sum(
@@ -187,7 +220,7 @@ def observe_sum(
     n : tensor_like, shape areas
         Number of records.
     points : int or None
-        Points per area; by default enough for n.
+        Points per area; by default few, which suffice once they are put right.
     law : NoiseLaw
         Of the noise, whose scale may be 0.
     observed : array or shared variable, shape ``(*areas, ...)``
@@ -202,7 +235,9 @@ def observe_sum(
         If the statistic is not one of a record that can be summed over.
     """
     model = pm.modelcontext(None)
-    n = pt.as_tensor(n).astype("float64")
+    n = pt.as_tensor(n)
+    few = isinstance(n, TensorConstant) and np.max(n.data, initial=0) <= FEW_RECORDS
+    n = n.astype("float64")
     areas, shape = static_shape(n), static_shape(statistic)
     if shape[: len(areas)] != areas:
         raise PrivacyConfigurationError(
@@ -217,32 +252,51 @@ def observe_sum(
     stacked = pt.concatenate([entry.statistic for entry in entries], axis=-1)
     record = record_of(name, stacked, areas, model)
     check_areas(name, record, model)
-    if points is None:
-        points = enough_points(_largest(n), record.dimensions)
+    points = whole("points", FEW_POINTS if points is None else points, 8)
     latents = before.latents if before else ()
-    release = SumRelease(record, n, entries, latents, whole("points", points, 8), law)
+    right = nothing_to_correct(areas, len(v) + sum(len(entry.v) for entry in entries[:-1]))
+    release = SumRelease(record, n, entries, latents, points, law, None, right)
     z = [model[latent] for latent in latents]
     missing = latent_size(release.b) - sum(static_shape(x)[-1] for x in z)
     if missing:
         z.append(pm.Normal(f"{name}_latent", 0, 1, shape=(*areas, missing)))
         release = replace(release, latents=(*latents, f"{name}_latent"))
-    X, w = record.at(record.points(points))
-    earlier = [model[entry.name].reshape((*areas, -1)) for entry in entries[:-1]]
+    noise = record.points(points)
+    X, w = record.at(noise)
     nothing = pt.zeros((*areas, 0))
-    op = NoisySumRV(
-        release, signature=_signature(len(core)), dtype="int64" if law.discrete else "float64"
-    )
-    parameters = [
+    earlier = [model[entry.name].reshape((*areas, -1)) for entry in entries[:-1]]
+    given = (
         X,
         w,
         n,
         pt.concatenate(earlier, axis=-1).astype("float64") if earlier else nothing,
         pt.concatenate(z, axis=-1) if z else nothing,
-        np.zeros(core),  # its shape counts
-    ]
+    )
+    still = does_not_vary(record, model) if record.dimensions else np.zeros(0, bool)
+    if record.dimensions and (still.any() or not few):
+        for _ in range(2):  # the mode is only as good as the points that it was found with
+            density = log_density(_with_normal_noise(release), *given, pt.as_tensor(observed))
+            reference = find_reference(record, n, model, density, release.reference)
+            shift, factor = reference.correction(record, model, noise)
+            correction = shift.reshape(*areas, -1), factor.reshape(*areas, *factor.shape[1:])
+            release = replace(release, reference=reference, correction=correction)
+        if still.any():
+            warn_of_start(name, still, reference)
+    op = NoisySumRV(
+        release, signature=_signature(len(core)), dtype="int64" if law.discrete else "float64"
+    )
+    parameters = [*given, np.zeros(core)]  # the shape of the last counts
     rng = pytensor.shared(np.random.default_rng(), name=f"{name}_rng")
     variable = op.make_node(rng, None, *map(pt.as_tensor, parameters)).outputs[1]
     return model.register_rv(variable, name, observed=observed, dims=dims)
+
+
+def _with_normal_noise(release: SumRelease) -> SumRelease:
+    """With Laplace noise replaced by normal noise of its variance: smooth, and without latents."""
+    entries = tuple(
+        replace(entry, v=entry.v + 2 * entry.b**2, b=0 * entry.b) for entry in release.entries
+    )
+    return replace(release, entries=entries)
 
 
 def variances(
@@ -297,17 +351,6 @@ def _same_records(model: pm.Model, own: Entry, n: Any) -> SumRelease | None:
             "For other people, make new variables."
         )
     return found[0] if found else None
-
-
-def _largest(n: Any) -> float:
-    try:
-        return (
-            float(pt.get_underlying_scalar_constant_value(n))
-            if n.ndim == 0
-            else float(n.data.max())
-        )
-    except (AttributeError, pt.exceptions.NotScalarConstantError):
-        return _TYPICAL_N
 
 
 def _signature(ndim: int) -> str:
