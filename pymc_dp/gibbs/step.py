@@ -7,6 +7,7 @@ import pymc as pm
 from pymc.step_methods.compound import BlockedStep, CompoundStep
 from pymc.util import get_random_generator
 
+from pymc_dp.compat import fast_gradients
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.gibbs.noncentering import noncenter
 from pymc_dp.gibbs.parameters import InterweavedNUTS, ParameterNUTS
@@ -87,7 +88,9 @@ class PrivacyAwareGibbs(CompoundStep):
             "compile_kwargs": compile_kwargs,
         }
         latents = [model.rvs_to_values[rv] for rv in structure.latents]
-        methods: list[Any] = [RecordSweep(latents, rng=rngs[0], **common)]
+        sweep = RecordSweep(latents, rng=rngs[0], **common)
+        methods: list[Any] = [sweep]
+        common["compile_kwargs"] = {**fast_gradients(sweep.records.n), **(compile_kwargs or {})}
         if parameters is not None:
             given = parameters if isinstance(parameters, Sequence) else [parameters]
             methods += _check_steps(given, latents)
