@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pymc.distributions.multivariate import DirichletMultinomialRV
 from pymc.logprob.abstract import _logprob
 from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.random import basic as rv
@@ -17,10 +18,12 @@ from pymc_dp.mechanisms.count_sums import PeakedSum, TableSum
 from pymc_dp.mechanisms.distributions import DiscreteGaussian, DiscreteLaplace, draw_noise
 from pymc_dp.mechanisms.law import NoiseLaw
 from pymc_dp.mechanisms.records import static_shape
+from pymc_dp.mechanisms.table_sums import ConvolvedSum
 
 # Noise beyond so many scales has less than 1e-16 of its mass, even weighed by e^(scale^2/8).
 _WIDTH = {"gaussian": 12, "laplace": 40}
 _MAX_TERMS = 2**25  # 256 MB
+_MAX_PRODUCTS = 2**28  # a second of convolutions per gradient
 
 
 class NoisyCountRV(RandomVariable):
@@ -40,6 +43,14 @@ class NoisyCountRV(RandomVariable):
         size = np.broadcast_shapes(total.shape, scale.shape) if size is None else tuple(size)
         noise = draw_noise(rng, self.family, self.dtype == "int64", scale, size)
         return np.asarray(total + noise).astype(self.dtype)
+
+
+class NoisyTableRV(NoisyCountRV):
+    """Cells of a table with a known total, which are one random variable, plus noise."""
+
+    name = "noisy_table"
+    signature = "(c),(c)->(c)"
+    _print_name = ("NoisyTable", "\\operatorname{NoisyTable}")
 
 
 @_logprob.register(NoisyCountRV)
@@ -64,7 +75,7 @@ def summed_out(total: Any, value: Any, family: str, discrete: bool, scale: Any) 
     Returns
     -------
     tuple of TensorVariable
-        Both of the shape of `total`.
+        Both of the shape of `total`; the first without the cells of a table with a known total.
     """
     s = pt.as_tensor(value).astype("float64")
     op = total.owner.op
@@ -78,6 +89,8 @@ def summed_out(total: Any, value: Any, family: str, discrete: bool, scale: Any) 
         log_rest = pt.log1p(-p)
         log_sum, mean = _peaked(family, pt.log(p) - log_rest, s, size, scale)
         log_density = log_sum + size * log_rest
+    elif _is_table(op):
+        return _by_convolution(total, s, family, discrete, scale)
     else:
         return _by_table(total, s, family, discrete, scale)
     return log_density + _log_noise(pt.zeros(()), family, discrete, scale), mean
@@ -105,6 +118,38 @@ def _by_table(total: Any, s: Any, family: str, discrete: bool, scale: Any) -> tu
     width = 2 * half + 1
     log_density, mean = TableSum()(k.reshape((-1, width)), c.reshape((-1, width)))
     return log_density.reshape(s.shape), mean.reshape(s.shape)
+
+
+def _is_table(op: Any) -> bool:
+    return isinstance(op, rv.MultinomialRV | DirichletMultinomialRV)
+
+
+def _by_convolution(total: Any, s: Any, family: str, discrete: bool, scale: Any) -> tuple[Any, Any]:
+    """Log-density and means of the cells of a multinomial or Dirichlet-multinomial table."""
+    op = total.owner.op
+    size, a = (x.astype("float64") for x in op.dist_params(total.owner))
+    half = _half_width(family, scale)
+    start = pt.maximum(pt.round(s) - half, 0)
+    k = start[..., None] + np.arange(2 * half + 1)
+    c = -pt.gammaln(k + 1) + _log_noise(s[..., None] - k, family, discrete, scale[..., None])
+    if isinstance(op, rv.MultinomialRV):
+        c = c + pt.switch(pt.eq(k, 0), 0.0, k * pt.log(a[..., None]))  # 0 log 0 is 0
+        rest = pt.gammaln(size + 1)
+    else:
+        c = c + pt.gammaln(k + a[..., None]) - pt.gammaln(a[..., None])
+        whole = a.sum(axis=-1)
+        rest = pt.gammaln(size + 1) + pt.gammaln(whole) - pt.gammaln(size + whole)
+    c = pt.switch(k <= size[..., None, None], c, -np.inf)
+    tables = s.shape[:-1]
+    cells, width = s.shape[-1], 2 * half + 1
+    size = pt.broadcast_to(size, tables)
+    log_sum, probability = ConvolvedSum()(
+        pt.broadcast_to(c, k.shape).reshape((-1, cells, width)),
+        start.reshape((-1, cells)),
+        size.ravel(),
+    )
+    mean = (probability.reshape(k.shape) * k).sum(axis=-1)
+    return log_sum.reshape(tables) + rest, mean
 
 
 def observe_count(
@@ -135,22 +180,25 @@ def observe_count(
     """
     model = pm.modelcontext(None)
     op = getattr(total.owner, "op", None)
-    univariate = getattr(op, "ndim_supp", None) == 0
-    if not univariate or total in model.basic_RVs or not total.dtype.startswith(("int", "uint")):
+    table = _is_table(op)
+    of_counts = (getattr(op, "ndim_supp", None) == 0 or table) and total.dtype.startswith(("int", "uint"))  # fmt: skip
+    if not of_counts or total in model.basic_RVs:
         raise UnsupportedModelError(
             f"{name!r}: `total` must be an unnamed random variable of counts, such as "
-            "`pm.Binomial.dist(population, p)`. The cells of a multinomial table are not independent: "
-            "release them as the sum of an indicator of each cell of a `pm.Categorical.dist(p)`, with `n`, "
-            "or take `pm.Poisson.dist` for each cell if the total is not public."
+            "`pm.Binomial.dist(population, p)`, or `pm.Multinomial.dist(population, p)` for a table with a "
+            "public total."
         )
     scale = np.broadcast_to(law.scale, static_shape(total))
-    terms = scale.size * (2 * _half_width(law.family, scale) + 1)
-    if terms > _MAX_TERMS and not isinstance(op, rv.PoissonRV | rv.BinomialRV):
+    width = 2 * _half_width(law.family, scale) + 1
+    cells = scale.shape[-1] if table else 1
+    too_many = scale.size * width > _MAX_TERMS and not isinstance(op, rv.PoissonRV | rv.BinomialRV)
+    if too_many or (table and scale.size * cells * width**2 > _MAX_PRODUCTS):
         raise PrivacyConfigurationError(
-            f"{name!r}: noise of scale {scale.max():g} in {scale.size:,} cells means sums of {terms:,} terms, "
-            f"more than {_MAX_TERMS:,}. Take the counts as normal: the `statistic` of one record, with `n`."
+            f"{name!r}: noise of scale {scale.max():g} in {scale.size:,} cells means sums that are too long "
+            f"({width:,} counts in each cell). Take the counts as normal: the `statistic` of one record, with `n`."
         )
-    rv_op = NoisyCountRV(law.family, dtype="int64" if law.discrete else "float64")
+    kind = NoisyTableRV if table else NoisyCountRV
+    rv_op = kind(law.family, dtype="int64" if law.discrete else "float64")
     rng = pytensor.shared(np.random.default_rng(), name=f"{name}_rng")
     variable = rv_op.make_node(rng, None, total, pt.constant(scale)).outputs[1]
     variable = model.register_rv(variable, name, observed=observed, dims=dims)
