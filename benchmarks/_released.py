@@ -85,10 +85,16 @@ def run(model, step, names, draws, tune=1000, seed=1):
 
 
 def effective(idata, names):
-    """Effective draws of every entry, as one flat array."""
+    """Effective draws for the mean of every entry, as one flat array."""
     values = [idata["posterior"][name].values for name in names]
     flat = [v.reshape(*v.shape[:2], -1) for v in values]
-    return np.array([float(np.asarray(az.ess(v[..., j]))) for v in flat for j in range(v.shape[2])])
+    return np.array(
+        [
+            float(np.asarray(az.ess(v[..., j], method="mean")))
+            for v in flat
+            for j in range(v.shape[2])
+        ]
+    )
 
 
 def drive(model, step, name, draws, tune, seed):

@@ -86,18 +86,29 @@ def peaked_sum(eta, s, size, scale, gaussian):  # type: ignore[no-untyped-def]
                 high = k
         peak = min(low, n)
         f, fk = 1.0, 0.0
-        for up in (True, False):
+        # The noise's part of the ratio of neighbours: from one to the next it changes by a constant
+        # factor (Gaussian), or takes one of two values but where it passes s (Laplace).
+        less = math.exp(-1 / (b * b)) if gaussian else 1.0
+        for way in (1, -1):
             t, k = 1.0, peak
-            while (k < n) if up else (k > 0):
-                at = k if up else k - 1
-                step = (n - at if n < np.inf else 1.0) / (at + 1)
-                step *= math.exp(x + _log_noise_ratio(s[i] - at, b, gaussian))
-                t = t * step if up else t / step
+            near, far = math.exp(x + 1 / b), math.exp(x - 1 / b)
+            e = math.exp(
+                way * (x + _log_noise_ratio(s[i] - (peak if way > 0 else peak - 1), b, gaussian))
+            )
+            while (k < n) if way > 0 else (k > 0):
+                at = k if way > 0 else k - 1
+                if not gaussian:
+                    r = s[i] - at
+                    e = near if r >= 1 else far if r <= 0 else math.exp(x + (2 * r - 1) / b)
+                    e = e if way > 0 else 1 / e
+                room = n - at if n < np.inf else 1.0
+                t *= e * (room / (at + 1) if way > 0 else (at + 1) / room)
                 if not t > _NEGLIGIBLE:
                     break
-                k += 1 if up else -1
+                k += way
                 f += t
                 fk += t * (k - peak)
+                e *= less
         total[i] = _log_term(peak, x, s[i], n, b, gaussian) + math.log(f)
         mean[i] = peak + fk / f
     return total, mean
