@@ -25,7 +25,7 @@ AREAS = 1000
 CASES = {"8 %, noise sd 5": (0.08, 5.0, 0.5), "2 %, noise sd 2": (0.02, 2.0, 0.5)}
 DRAWS, TUNE = 400, 400
 LOGIT = np.linspace(-9, 4, 400)
-MU, TAU = np.linspace(-5.5, -1, 91), np.linspace(0.02, 1.6, 80)
+COARSE = np.linspace(-5.5, -1, 41), np.linspace(0.02, 1.8, 31)
 
 
 def simulate(rng, rate, sigma, tau):
@@ -69,34 +69,49 @@ def log_likelihood(population, noisy, sigma, naive):
     return np.stack(columns, axis=1)
 
 
-def covered(case, i, naive):
-    """Whether 90 % intervals hold μ, τ and the areas' shares, and the error of τ: without MCMC."""
-    rate, sigma, tau = CASES[case]
-    rng = np.random.default_rng([i, int(100 * rate)])
-    population, mu, share, noisy = simulate(rng, rate, sigma, tau)
-    log_l = log_likelihood(population, noisy, sigma, naive)
-    top = log_l.max(axis=1, keepdims=True)
-    likelihood = np.exp(log_l - top)
-    m, t = (x.ravel() for x in np.meshgrid(MU, TAU, indexing="ij"))
+def grid(likelihood, mu, tau):
+    """Posterior of (μ, τ) on a grid, areas integrated, and the areas' densities of the logit."""
+    m, t = (x.ravel() for x in np.meshgrid(mu, tau, indexing="ij"))
     density = stats.norm.pdf(LOGIT, m[:, None], t[:, None])
     density /= density.sum(axis=1, keepdims=True)
     evidence = likelihood @ density.T  # areas by (μ, τ)
     log_post = np.log(evidence).sum(axis=0) + stats.norm.logpdf(m, -2.5, 1.5) - t**2 / 2
     post = np.exp(log_post - log_post.max())
     post /= post.sum()
-    area = likelihood * ((post / evidence) @ density)
+    return post.reshape(len(mu), len(tau)), likelihood * ((post / evidence) @ density)
+
+
+def around(values, weight):
+    """A fine grid where the weight is."""
+    mean = weight @ values
+    sd = np.sqrt(weight @ (values - mean) ** 2 + (values[1] - values[0]) ** 2)
+    fine = np.linspace(mean - 4 * sd, mean + 4 * sd, 41)
+    return fine[(fine > values[0] / 2)] if values[0] > 0 else fine
+
+
+def covered(case, i, naive):
+    """Whether 90 % intervals hold μ, τ and the areas' shares, and the error of τ: without MCMC."""
+    rate, sigma, tau = CASES[case]
+    rng = np.random.default_rng([i, int(100 * rate)])
+    population, mu, share, noisy = simulate(rng, rate, sigma, tau)
+    log_l = log_likelihood(population, noisy, sigma, naive)
+    likelihood = np.exp(log_l - log_l.max(axis=1, keepdims=True))
+    at = COARSE
+    for _ in range(2):
+        table, _ = grid(likelihood, *at)
+        at = around(at[0], table.sum(axis=1)), around(at[1], table.sum(axis=0))
+    table, area = grid(likelihood, *at)
     below = np.cumsum(area, axis=1) - area / 2
     below /= area.sum(axis=1, keepdims=True)
     truth = special.logit(share)
-    at = np.array([np.interp(x, LOGIT, b) for x, b in zip(truth, below, strict=True)])
-    table = post.reshape(len(MU), len(TAU))
+    inside = np.array([np.interp(x, LOGIT, b) for x, b in zip(truth, below, strict=True)])
 
     def holds(values, weight, x):
         return 0.05 <= np.interp(x, values, np.cumsum(weight) - weight / 2) <= 0.95
 
     of_mu, of_tau = table.sum(axis=1), table.sum(axis=0)
-    return [holds(MU, of_mu, mu), holds(TAU, of_tau, tau), np.mean((at >= 0.05) & (at <= 0.95)),
-            of_tau @ TAU - tau]  # fmt: skip
+    return [holds(at[0], of_mu, mu), holds(at[1], of_tau, tau),
+            np.mean((inside >= 0.05) & (inside <= 0.95)), of_tau @ at[1] - tau]  # fmt: skip
 
 
 def nuts(case, i, naive, compiled):
