@@ -213,8 +213,8 @@ class LaplaceMechanism(_Mechanism):
     observed : array or ReleasedStatistic, shape (...)
         What was released. A :class:`ReleasedStatistic` brings its noise along.
     total : TensorVariable, shape (...)
-        Law of the confidential count, such as ``pm.Binomial.dist(population, p)``. Summed out
-        exactly.
+        Law of the confidential count, such as ``pm.Binomial.dist(population, p)``, or
+        ``pm.Multinomial.dist(population, p)`` for a table with a public total. Summed out exactly.
     keep_total : bool
         Whether to add the mean of the confidential count, given the parameters and the release, as
         the deterministic ``{name}_total``.
@@ -223,7 +223,8 @@ class LaplaceMechanism(_Mechanism):
         :func:`~pymc_dp.check_releases`. It may be a parameter. Several mechanisms on the same
         record are taken as one release of them all.
     points : int, optional
-        Number of points that stand for a record's continuous variables; by default enough for n.
+        Number of points that stand for a record's continuous variables; by default 256, which are put
+        right at the posterior's mode when the model is built.
     scale : float or array, optional
         b > 0, one for all entries or one per entry. With `n` or `total` it may be 0: a public
         total.
