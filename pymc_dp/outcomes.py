@@ -13,7 +13,7 @@ from pytensor.tensor.random.type import RandomType
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.nodes import quoting_nothing
+from pymc_dp.likelihood.nodes import all_data_nodes, quoting_nothing, refuse_hidden
 from pymc_dp.likelihood.record_graph import rebuild_observed
 from pymc_dp.likelihood.roles import Roles
 
@@ -45,6 +45,9 @@ class Outcomes:
                 for v in (*rvs, *values)
             ]
             outcomes, self._values = tensors[: len(rvs)], tensors[len(rvs) :]
+            held = [leaf.values for leaf in roles.record_data]
+            # What outcomes are drawn by need not be what their density is.
+            refuse_hidden(all_data_nodes(outcomes), roles.n_records, held, roles.public_data)
             self._draw = pm.compile(
                 [*parameters, length, *inputs],
                 outcomes,
@@ -57,9 +60,7 @@ class Outcomes:
 
     @cached_property
     def _observed(self) -> Any:
-        return pm.compile(
-            self._inputs, self._values, on_unused_input="ignore", mode="FAST_COMPILE"
-        )
+        return pm.compile(self._inputs, self._values, on_unused_input="ignore", mode="FAST_COMPILE")
 
     def points(self, posterior: xr.Dataset) -> Iterator[tuple[NDArray[Any], ...]]:
         """Draws of the free variables, one after the other.
@@ -102,4 +103,6 @@ def draws_of(posterior: xr.Dataset, names: Sequence[str]) -> dict[str, NDArray[A
             f"`idata` has no draws of {missing}, which predictions need. Is it of this model?"
         )
     many = posterior.sizes["chain"] * posterior.sizes["draw"]
-    return {name: posterior[name].values.reshape(many, *posterior[name].shape[2:]) for name in names}
+    return {
+        name: posterior[name].values.reshape(many, *posterior[name].shape[2:]) for name in names
+    }

@@ -17,8 +17,8 @@ from pymc_dp.exceptions import (
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.likelihood.nodes import RecordData, shapes_of_data
-from pymc_dp.outcomes import Outcomes
 from pymc_dp.likelihood.roles import Roles
+from pymc_dp.outcomes import Outcomes
 from pymc_dp.results import released
 
 

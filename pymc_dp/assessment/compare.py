@@ -155,7 +155,9 @@ class Comparison:
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The table as text."""
-        rows = [("", "worse by", "90 % interval", "people", "noise", "clipped", "p")]
+        rows: list[tuple[str, ...]] = [
+            ("", "worse by", "90 % interval", "people", "noise", "clipped", "p")
+        ]
         for name, p in zip(self.models, self.optimism, strict=True):
             d = self.difference(self.models[0], name)
             cells = [f"{d.elpd:.1f}", "{:.1f} to {:.1f}".format(*d.interval)]

@@ -1,16 +1,41 @@
 """A budget of its own, paid before data are read and divided up on the way."""
 
+from abc import abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.containment import refuse_size_outside_likelihood
+from pymc_dp.privacy.clipping import clipped_sum
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
+from pymc_dp.privacy.histogram import counts_of
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_units
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
-from pymc_dp.records.sums import RecordSums
+from pymc_dp.records.questions import Question, Units
+from pymc_dp.records.sums import RecordSums, sizes_of
 from pymc_dp.steps.run import Run
+
+
+class OwnRecords:
+    """The records of this process, asked for terms of a kind of their own: exact sums and counts of these."""
+
+    @property
+    @abstractmethod
+    def n_units(self) -> int:
+        """Number of units of privacy."""
+
+    def total(self, of: Question, bound: float, units: Units | None = None) -> NDArray[np.int64]:
+        """See :class:`~pymc_dp.records.sums.RecordSums`."""
+        return clipped_sum(of.terms(self, units), bound, of.dimension)
+
+    def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
+        """See :class:`~pymc_dp.records.sums.RecordSums`."""
+        return counts_of(map(sizes_of, of.terms(self)), bins_per_octave)
 
 
 class Payment:
@@ -76,6 +101,4 @@ class Payment:
         run = self._run
         run.reserve()
         permit = run.charge(run.claim(), 0)
-        return PaidMeasurements(
-            Curator(records, run.noise, run.neighbours), Purse(permit, self._z)
-        )
+        return PaidMeasurements(Curator(records, run.noise, run.neighbours), Purse(permit, self._z))

@@ -13,9 +13,9 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import xarray as xr
-from numpy.typing import NDArray
 from pytensor.graph.replace import clone_replace
 
+from pymc_dp.assessment.paid import OwnRecords
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel
@@ -24,10 +24,8 @@ from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.linalg import as_vectors, clip
 from pymc_dp.outcomes import draws_of
-from pymc_dp.privacy.clipping import clipped_sum, in_silence
-from pymc_dp.privacy.histogram import counts_of
-from pymc_dp.records.questions import Question, Units, Vector
-from pymc_dp.records.sums import sizes_of
+from pymc_dp.privacy.clipping import in_silence
+from pymc_dp.records.questions import Units, Vector
 
 _MOST_DRAWS = 1000
 """So many, evenly spaced, say what a posterior predicts: the densities are those of the mixture of these."""
@@ -108,7 +106,7 @@ def optimism(theta: Vector, log_public: PublicLogDensity) -> float:
     return min(max(p, 0.0), float(d))
 
 
-class PredictiveRecords:
+class PredictiveRecords(OwnRecords):
     """The records of this process, as several models predict them: exact sums of their terms.
 
     Parameters
@@ -131,19 +129,15 @@ class PredictiveRecords:
         with in_silence():
             return np.column_stack([_densities(*model) for model in self._models])
 
-    def total(self, of: Question, bound: float, units: Units | None = None) -> NDArray[np.int64]:
-        """See :class:`~pymc_dp.records.sums.RecordSums`."""
-        return clipped_sum(of.terms(self, units), bound, of.dimension)
-
-    def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
-        """See :class:`~pymc_dp.records.sums.RecordSums`."""
-        return counts_of(map(sizes_of, of.terms(self)), bins_per_octave)
-
 
 def _densities(likelihood: RecordLikelihood, thetas: Vector) -> Vector:
     total = np.full(likelihood.n_units, -np.inf)
     for theta in thetas:
-        np.logaddexp(total, np.nan_to_num(likelihood(theta), nan=-np.inf, posinf=np.inf, neginf=-np.inf), out=total)
+        np.logaddexp(
+            total,
+            np.nan_to_num(likelihood(theta), nan=-np.inf, posinf=np.inf, neginf=-np.inf),
+            out=total,
+        )
     return np.clip(total - np.log(len(thetas)), -_IMPOSSIBLE, _IMPOSSIBLE)
 
 
@@ -185,7 +179,7 @@ class Squares:
 
     @property
     def dimension(self) -> int:
-        """k (k + 1) / 2 of k contrasts."""
+        """K (k + 1) / 2 of k contrasts."""
         return self.of.dimension * (self.of.dimension + 1) // 2
 
     def terms(self, records: PredictiveRecords, units: Units | None = None) -> Iterator[Vector]:
@@ -217,7 +211,10 @@ def posterior_and_model(
             f"The draws of {name} carry no guarantee, and what they tell would be released with the result. "
             "Sample them with noise that is secure."
         )
-    if attrs.get("privacy_unit") != roles.unit or attrs.get("privacy_units", roles.n_units) != roles.n_units:
+    if (
+        attrs.get("privacy_unit") != roles.unit
+        or attrs.get("privacy_units", roles.n_units) != roles.n_units
+    ):
         raise PrivacyConfigurationError(
             f"The draws of {name} protect {attrs.get('privacy_unit')}, and their number of units is another, or "
             f"here it is {roles.unit}. Give the model that was sampled, and `unit` as it was given to `sample`."

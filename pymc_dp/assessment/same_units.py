@@ -30,8 +30,9 @@ def refuse_other_units(models: Mapping[str, CompiledModel]) -> None:
                 f"The models {pair} have not the same units: they protect {a.unit} and {b.unit}, or have another "
                 "number of them or of records. Compare models of the same people."
             )
-        if (a.unit_of_record is None) != (b.unit_of_record is None) or (
-            a.unit_of_record is not None and not np.array_equal(a.unit_of_record, b.unit_of_record)
+        owners = a.unit_of_record, b.unit_of_record
+        if not all(x is None for x in owners) and (
+            owners[0] is None or owners[1] is None or not np.array_equal(*owners)
         ):
             raise PrivacyConfigurationError(
                 f"The models {pair} have not the same units: records belong to other people. Give all of them "

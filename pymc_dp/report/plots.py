@@ -110,12 +110,17 @@ def _up_to(releases: Sequence[Event], iteration: int, iterations: int, chains: i
 def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
     """`ax`, or those of a new figure of this size in inches."""
     if ax is None:
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise ImportError(
-                "Plots need Matplotlib: pip install 'pymc-dp[plots]', or pip install matplotlib."
-            ) from error
-        ax = plt.subplots(figsize=size, layout="constrained")[1]
+        ax = pyplot().subplots(figsize=size, layout="constrained")[1]
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def pyplot() -> Any:
+    """Matplotlib's, if it is installed."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            "Plots need Matplotlib: pip install 'pymc-dp[plots]', or pip install matplotlib."
+        ) from error
+    return plt
