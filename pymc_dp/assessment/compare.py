@@ -21,16 +21,15 @@ from pymc_dp.assessment.predictive import (
     unconstrained,
 )
 from pymc_dp.assessment.same_units import refuse_other_units
+from pymc_dp.assessment.tails import OF_LAST_COUNT, find_bound, longer
 from pymc_dp.exceptions import PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.linalg import as_matrix
 from pymc_dp.privacy.guarantee import Guarantee
-from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.progress import doing
-from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.results import released
 
@@ -54,7 +53,7 @@ class Difference(NamedTuple):
     noise_sd : float
         Standard deviation of the noise in it.
     clipped : float
-        What clipping has taken from it at most, as far as the sizes' histogram shows.
+        What clipping has taken from it at most, by the number of people whom it has met.
     """
 
     elpd: float
@@ -92,7 +91,7 @@ class Comparison:
     bound : float
         Norm to which a person's densities, less their mean over models, were clipped.
     clipped : float
-        How many people's were, about.
+        How many people's were, with noise.
     excess : float
         What that has taken from a difference at most, about.
     guarantee : Guarantee
@@ -295,9 +294,9 @@ def _compared(
     contrasts, measure = Contrasts(H), payment.measure(records)
     n, _ = measure.units(_OF_UNITS)
     sizes = measure.histogram(contrasts, _OF_SIZES, _BINS_PER_OCTAVE)
-    share = 1 - measure.spent - _OF_SQUARES
-    B = _bound(sizes, measure, share)
-    total, noise_sd = measure.sum(contrasts, B, share)
+    B = find_bound(contrasts, sizes, measure, _OF_SQUARES)
+    clipped, excess = longer(contrasts, B, measure, OF_LAST_COUNT)
+    total, noise_sd = measure.sum(contrasts, B, 1 - measure.spent - _OF_SQUARES)
     packed, squares_sd = measure.sum(Squares(contrasts, B), B**2, 1 - measure.spent)
     products = as_matrix(packed, len(H)) - np.outer(total, total) / max(n, 1.0)
     # Not less than it could be: the noise in it counts for one standard deviation of its own.
@@ -309,19 +308,11 @@ def _compared(
         models=tuple(names[k] for k in order),
         elpd=(elpd - elpd.max())[order],
         covariance=(H.T @ covariance @ H)[np.ix_(order, order)],
-        # Of two rows of an orthonormal basis, the difference is √2 long.
+        # Of two columns of an orthonormal basis, the difference is √2 long.
         noise_sd=math.sqrt(2) * noise_sd,
         optimism=gains[order],
         bound=B,
-        clipped=sizes.beyond(B),
-        excess=math.sqrt(2) * sizes.excess(B),
+        clipped=clipped,
+        excess=math.sqrt(2) * excess,
         guarantee=payment.guarantee,
     )
-
-
-def _bound(sizes: PrivateHistogram, measure: PaidMeasurements, share: float) -> float:
-    """By balance: what is clipped may all point in one direction."""
-    candidates = np.geomspace(sizes.quantile(0.5) / 2, sizes.largest, 200)
-    noise = measure.noise_sd(1.0, share)
-    costs = [(noise * b) ** 2 + sizes.excess(b) ** 2 for b in candidates]
-    return float(candidates[int(np.argmin(costs))])
