@@ -134,8 +134,15 @@ def plot_prior_posterior(
     )  # fmt: skip
     for (name, (drawn, before, labels)), ax in zip(found.items(), panels[:, 0], strict=True):
         _panel(axes(ax, (0, 0)), name, drawn, before, labels)
-    handles = panels[0, 0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper right", ncols=2, frameon=False)
+    keys = {
+        label: handle
+        for ax in panels[:, 0]
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        keys.values(), keys.keys(), loc="outside upper right", ncols=2, frameon=False,
+        title="right: posterior sd, of the prior's", title_fontsize="small",
+    )  # fmt: skip
     return np.asarray(panels[:, 0])
 
 
@@ -167,15 +174,11 @@ def _panel(
     ax.hlines(y, low, high, color="C0", linewidth=2.5 if thick else 1, label="private posterior")
     ax.plot(drawn.mean(axis=0), y, "o", color="C0", markersize=5 if thick else 2)
     edge = 0.03 * (right - left)
-    ax.set(
-        title=name,
-        yticks=y if thick else [],
-        xlim=(left - edge, right + edge),
-        ylim=(-0.7, k - 0.3),
-    )
+    ax.set(yticks=y if thick else [], xlim=(left - edge, right + edge), ylim=(-0.7, k - 0.3))
+    if labels != [""]:
+        ax.set_title(name, fontsize="medium", loc="left")
     if thick:
-        ax.set_yticklabels(labels)
-    ax.title.set_fontsize("medium")
+        ax.set_yticklabels(labels if labels != [""] else [name])
 
 
 def _prior_draws(model: pm.Model, names: Sequence[str], seed: int) -> dict[str, NDArray[Any]]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.nodes import values_of
+from pymc_dp.likelihood.roles import Roles
 
 
 def refuse_other_units(models: Mapping[str, CompiledModel]) -> None:
@@ -25,15 +26,12 @@ def refuse_other_units(models: Mapping[str, CompiledModel]) -> None:
     for other, model in others:
         pair = f"{name!r} and {other!r}"
         a, b = first.roles, model.roles
-        if (a.n_records, a.n_units, a.unit) != (b.n_records, b.n_units, b.unit):
+        if (a.n_records, a.n_units) != (b.n_records, b.n_units):
             raise PrivacyConfigurationError(
-                f"The models {pair} have not the same units: they protect {a.unit} and {b.unit}, or have another "
-                "number of them or of records. Compare models of the same people."
+                f"The models {pair} have another number of records or of units. Compare models of the same people, "
+                "with the same `unit`."
             )
-        owners = a.unit_of_record, b.unit_of_record
-        if not all(x is None for x in owners) and (
-            owners[0] is None or owners[1] is None or not np.array_equal(*owners)
-        ):
+        if not _same(_owners(a), _owners(b)):
             raise PrivacyConfigurationError(
                 f"The models {pair} have not the same units: records belong to other people. Give all of them "
                 "the same `unit`, and the records in the same order."
@@ -57,6 +55,10 @@ def refuse_other_units(models: Mapping[str, CompiledModel]) -> None:
                     f"The models {pair} have other labels along {dim!r}: their records are not the same people, "
                     "row by row."
                 )
+
+
+def _owners(roles: Roles) -> list[NDArray[Any]]:
+    return [] if roles.unit_of_record is None else [roles.unit_of_record]
 
 
 def _outcomes(compiled: CompiledModel) -> list[NDArray[Any]]:
