@@ -252,7 +252,8 @@ class _Checked:
         self.middle, self.half = (low + high) / 2, (high - low) / 2
 
     def __call__(self, outcomes: Any) -> float:
-        number = (float(self.function(outcomes)) - self.middle) / self.half
+        # An array of one number, such as `y > 2` of one record, is a number.
+        number = (np.asarray(self.function(outcomes), float).item() - self.middle) / self.half
         return min(max(number, -1.0), 1.0) if number == number else 0.0
 
 

@@ -68,8 +68,13 @@ def unconstrained(parameters: ParameterSpace, posterior: xr.Dataset) -> Vector:
     many = posterior.sizes["chain"] * posterior.sizes["draw"]
     some = np.unique(np.linspace(0, many - 1, min(many, _MOST_DRAWS)).round().astype(int))
     columns = [np.asarray(draws[rv.name], rv.type.dtype)[some] for rv in given]
-    with np.errstate(all="ignore"):  # of draws at the edge of their support
-        found = np.array([function(*one) for one in zip(*columns, strict=True)])
+    try:
+        with np.errstate(all="ignore"):  # of draws at the edge of their support
+            found = np.array([function(*one) for one in zip(*columns, strict=True)])
+    except (TypeError, ValueError):
+        raise PrivacyConfigurationError(
+            "The draws of `idata` have not the shapes of the model's parameters. Are they of this model?"
+        ) from None
     inside = found[np.isfinite(found).all(axis=1)]
     if len(inside) < 2:
         raise PrivacyConfigurationError(
