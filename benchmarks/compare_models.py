@@ -135,7 +135,10 @@ def cell(draw, *builds, repetitions, seed):
         new_X, new_y = draw(rng, HELD_OUT)
         others = [
             m.likelihood.of_data(
-                [{"X": new_X, "Y": new_y}[leaf.name] for leaf in m.roles.record_data]
+                [
+                    {"X": new_X, "Y": new_y}[leaf.name].astype(leaf.values.dtype)
+                    for leaf in m.roles.record_data
+                ]
             )
             for m in models
         ]
@@ -171,26 +174,26 @@ def main():
             right = np.mean(np.sign(elpd) == np.sign(truth))
             sure = np.abs(elpd) > 1.645 * np.sqrt(se**2 + noise**2 + clipped**2)
             wrong = np.mean(sure & (np.sign(elpd) != np.sign(truth)))
-            rows.append([name, epsilon, np.median(truth), np.median(se), np.median(noise), np.median(clipped),
-                         np.mean(elpd - truth), np.mean(np.abs(z) < 1.645), right, np.mean(sure), wrong])  # fmt: skip
-            print(rows[-1], flush=True)
+            rows.append([name, epsilon, *map(float, (np.median(truth), np.median(se), np.median(noise), np.median(clipped),
+                         np.mean(elpd - truth), np.mean(np.abs(z) < 1.645), right, np.mean(sure), wrong))])  # fmt: skip
         bias.append(f"| {name} | " + " | ".join(off) + " |")
-    table = "\n".join(
-        ["| comparison | in-sample | less p | WAIC |", "| --- | --- | --- | --- |", *bias]
-    )
-    write_report(
-        "compare_models",
-        "Comparing models privately",
-        f"`dp.compare` of two models of {N:,} people ({repetitions} data sets in a cell; of real data, random halves), with "
-        f"120 draws of `DPAnchored` (of its law's normal approximation, in place of NUTS) at ε = {OF_DRAWS:g} each, δ = 0.1 / n, and the comparison at the ε of the row. Differences are the second "
-        f"model's elpd less the first's, in nats for all people. *True* is the median of what {HELD_OUT:,} other people (of real data, the other half) say of "
-        f"the same draws. *Coverage* is how often the 90 % interval, with the truth's own error in it, holds it; *right* how often "
-        f"the better model comes first; *sure* how often the interval leaves 0 out, and *sure and wrong* how often on the wrong side.\n\n"
-        f"Without noise, the mean error of the in-sample difference, of it less the optimism p that is taken off, and of WAIC's "
-        f"penalty in its place:\n\n{table}",
-        ["comparison", "ε", "true", "se", "noise", "clipped", "mean error", "coverage", "right", "sure", "sure and wrong"],
-        rows,
-    )  # fmt: skip
+        table = "\n".join(
+            ["| comparison | in-sample | less p | WAIC |", "| --- | --- | --- | --- |", *bias]
+        )
+        # After every cell: they take minutes each.
+        write_report(
+            "compare_models",
+            "Comparing models privately",
+            f"`dp.compare` of two models of {N:,} people ({repetitions} data sets in a cell; of real data, random halves), with "
+            f"120 draws of `DPAnchored` (of its law's normal approximation, in place of NUTS) at ε = {OF_DRAWS:g} each, δ = 0.1 / n, and the comparison at the ε of the row. Differences are the second "
+            f"model's elpd less the first's, in nats for all people. *True* is the median of what {HELD_OUT:,} other people (of real data, the other half) say of "
+            f"the same draws. *Coverage* is how often the 90 % interval, with the truth's own error in it, holds it; *right* how often "
+            f"the better model comes first; *sure* how often the interval leaves 0 out, and *sure and wrong* how often on the wrong side.\n\n"
+            f"Without noise, the mean error of the in-sample difference, of it less the optimism p that is taken off, and of WAIC's "
+            f"penalty in its place:\n\n{table}",
+            ["comparison", "ε", "true", "se", "noise", "clipped", "mean error", "coverage", "right", "sure", "sure and wrong"],
+            rows,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
