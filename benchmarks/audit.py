@@ -5,6 +5,7 @@ Run: ``python benchmarks/audit.py``. About 10 minutes.
 
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -12,6 +13,8 @@ import pymc as pm
 from _report import write_report
 
 import pymc_dp as dp
+from pymc_dp.assessment.compare import _compared
+from pymc_dp.assessment.predictive import PredictiveRecords
 from pymc_dp.evidence.neighbours import replaced
 from pymc_dp.federated import Owner
 from pymc_dp.privacy.accounting import gaussian_epsilon
@@ -20,7 +23,8 @@ from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import PaidMeasurements
+from pymc_dp.privacy.purse import Purse
+from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.exponential import direction
 
@@ -116,6 +120,37 @@ def audited_owner(epsilon, delta, runs=10_000):
     )  # fmt: skip
 
 
+class Paid:
+    """A budget for one comparison of made-up densities."""
+
+    guarantee = None
+
+    def __init__(self, z, repetition):
+        self._z, self._permit = z, Permit(0, repetition, (Gaussian(z),))
+
+    def measure(self, records):
+        """All of it, for these records."""
+        return PaidMeasurements(Curator(records, SecureNoise()), Purse(self._permit, self._z))
+
+
+def audited_comparison(epsilon, delta, runs=3000):
+    """Two models of 2,000 people, one of whom each of them calls impossible in one of the data sets."""
+    z = dp.calibrate_noise(epsilon=epsilon, delta=delta, releases=1)
+    y = 0.1 * np.random.default_rng(1).normal(size=2000)
+    y[0] = FAR
+
+    def table(data, repetition):
+        people = PredictiveRecords([(SimpleNamespace(n_units=len(data)), None)])
+        people.__dict__["densities"] = np.column_stack([data, np.zeros(len(data))])
+        found = _compared(("a", "b"), np.zeros(2), people, Paid(z, repetition))
+        return np.array(
+            [found.difference("a", "b").elpd, found.bound, found.clipped, found.covariance[0, 0]]
+        )
+
+    return dp.audit(table, y, canary=-FAR, epsilon=epsilon, delta=delta, gaussian=True,
+                    confidence=CONFIDENCE, runs=runs)  # fmt: skip
+
+
 # -- broken twins -----------------------------------------------------------------------------------
 
 
@@ -184,6 +219,11 @@ def main():
         for epsilon, delta in [(1.0, 0.05), (2.0, 0.01), (4.0, 0.01), (1.0, 1e-5), (4.0, 1e-5)]
     ]
     rows.append(row("honest", "an owner's answer", audited_owner(1.0, 0.01)))
+    rows.append(row("honest", "a comparison of two models", audited_comparison(1.0, 0.01)))
+    with patch(NOISE, a_third_of_the_noise):
+        rows.append(
+            row("a third of the noise", "a comparison of two models", audited_comparison(1.0, 0.01))
+        )
     for name in STEPS:
         rows.append(row("honest", name, audited_step(name)))
         print(rows[-1], f"{time.perf_counter() - start:.0f} s", flush=True)

@@ -1,6 +1,9 @@
 """Differentially private Bayesian inference with PyMC."""
 
 from pymc_dp._version import __version__
+from pymc_dp.assessment.checking import PredictionChecks, check_predictions
+from pymc_dp.assessment.compare import Comparison, Difference, compare
+from pymc_dp.assessment.plots import plot_checks, plot_prior_posterior
 from pymc_dp.evidence.audit import audit
 from pymc_dp.evidence.expected import ExpectedTilt, expected_tilt
 from pymc_dp.evidence.mmd import mmd
@@ -48,11 +51,13 @@ from pymc_dp.steps.penalty import DPPenalty
 
 __all__ = [
     "DPHMC",
+    "Comparison",
     "CompiledModel",
     "DPAnchored",
     "DPBarker",
     "DPExponentialFamily",
     "DPPenalty",
+    "Difference",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",
     "ExpectedTilt",
@@ -61,6 +66,7 @@ __all__ = [
     "LaplaceMechanism",
     "LedgerError",
     "NoAnchorError",
+    "PredictionChecks",
     "PrivacyAwareGibbs",
     "PrivacyBudgetExceeded",
     "PrivacyConfigurationError",
@@ -77,14 +83,18 @@ __all__ = [
     "audit",
     "calibrate_batch_size",
     "calibrate_noise",
+    "check_predictions",
     "check_releases",
     "comparators",
+    "compare",
     "compile",
     "correct_releases",
     "expected_tilt",
     "max_releases",
     "mmd",
     "plan",
+    "plot_checks",
+    "plot_prior_posterior",
     "plot_privacy",
     "plot_tradeoff",
     "predict",

@@ -5,23 +5,21 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_dp.checks import is_whole
-from pymc_dp.compat import ancestors, from_groups, groups_of, lower_named_dims, root_attrs
+from pymc_dp.compat import ancestors, from_groups
 from pymc_dp.exceptions import (
     PrivacyConfigurationError,
-    PrivacyError,
     UnsupportedModelError,
     refuses_from_outside,
 )
-from pymc_dp.gibbs.metadata import is_post_processing
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
-from pymc_dp.likelihood.nodes import RecordData, quoting_nothing, shapes_of_data
-from pymc_dp.likelihood.record_graph import rebuild_observed
+from pymc_dp.likelihood.nodes import RecordData, shapes_of_data
 from pymc_dp.likelihood.roles import Roles
+from pymc_dp.outcomes import Outcomes
+from pymc_dp.results import released
 
 
 @refuses_from_outside
@@ -75,15 +73,7 @@ def predict(
     ...     idata = sample(1000, epsilon=1.0)
     >>> predict(idata, model, {"X": [[1.0, 45.0], [1.0, 60.0]]})       # doctest: +SKIP
     """
-    attrs, groups = root_attrs(idata), groups_of(idata)
-    if "privacy_schema_version" not in attrs:
-        raise PrivacyError(
-            "These draws have not been released. Pass them through `pymc_dp.release(...)` first."
-        )
-    if is_post_processing(groups):
-        raise PrivacyError(
-            "Nothing in this model is private: use `pm.sample_posterior_predictive`."
-        )
+    attrs, groups = released(idata, instead="pm.sample_posterior_predictive")
     compiled = compile_model(model, unit=unit, public=public)
     model, roles = compiled.model, compiled.roles
     # Observed values tell their variable its shape, and no more.
@@ -167,36 +157,17 @@ def _draw(
     posterior: xr.Dataset,
     random_seed: Any,
 ) -> dict[str, tuple[tuple[str, ...], NDArray[Any]]]:
-    missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
-    if missing:
-        raise PrivacyConfigurationError(
-            f"`idata` has no draws of {missing}, which predictions need. Is it of this model?"
-        )
-    names = [rv.name for rv in model.observed_RVs]
-    length = pt.lscalar("n")
-    with quoting_nothing(f"Predictions of {names} could not be compiled ({{error}})."):
-        rvs, _, parameters, inputs = rebuild_observed(model, roles, length)
-        outputs = [pt.as_tensor(rv, allow_xtensor_conversion=True) for rv in lower_named_dims(rvs)]
-        function = pm.compile(
-            [*parameters, length, *inputs],
-            outputs,
-            random_seed=random_seed,
-            on_unused_input="ignore",
-        )
+    outcomes = Outcomes(model, roles, random_seed)
     given = [rows.get(leaf.name, _zeros(leaf, n)) for leaf in roles.record_data]
     chains, draws = posterior.sizes["chain"], posterior.sizes["draw"]
-    points = [
-        posterior[rv.name].values.reshape(chains * draws, *posterior[rv.name].shape[2:])
-        for rv in model.free_RVs
-    ]
-    outcomes = [function(*point, n, *given) for point in zip(*points, strict=True)]
+    drawn = [outcomes.draw(point, n, given) for point in outcomes.points(posterior)]
     return {
         name: (
-            ("chain", "draw", *_dims(model, name, axis, output.ndim, roles)),
+            ("chain", "draw", *_dims(model, name, axis, np.ndim(values[0]), roles)),
             np.reshape(np.stack(values), (chains, draws, *np.shape(values[0]))),
         )
-        for name, axis, output, values in zip(
-            names, roles.observed_axes, outputs, zip(*outcomes, strict=True), strict=True
+        for name, axis, values in zip(
+            outcomes.names, roles.observed_axes, zip(*drawn, strict=True), strict=True
         )
     }
 

@@ -86,6 +86,30 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
     return from_groups(kept, attrs, like=idata)
 
 
+def released(idata: Any, instead: str) -> tuple[dict[str, Any], dict[str, xr.Dataset]]:
+    """Root attributes and groups of a result of private draws that has been released.
+
+    Parameters
+    ----------
+    idata : InferenceData or DataTree
+    instead : str
+        What to use where nothing is private.
+
+    Raises
+    ------
+    PrivacyError
+        If it has not been released, or nothing in it is private.
+    """
+    attrs, groups = root_attrs(idata), groups_of(idata)
+    if "privacy_schema_version" not in attrs:
+        raise PrivacyError(
+            "These draws have not been released. Pass them through `pymc_dp.release(...)` first."
+        )
+    if is_post_processing(groups):
+        raise PrivacyError(f"Nothing in this model is private: use `{instead}`.")
+    return attrs, groups
+
+
 def still_chains(groups: Mapping[str, xr.Dataset]) -> list[int]:
     """Numbers of the chains that accepted no move."""
     moved = groups["sample_stats"]["accepted"].any("draw")

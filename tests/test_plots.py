@@ -1,6 +1,7 @@
 """Plots: what they show, and that they look at released results and made-up data only."""
 
 import io
+import json
 import logging
 import sys
 from dataclasses import replace
@@ -8,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pymc as pm
 import pytest
+import xarray as xr
 from pytensor import shared
 
 import pymc_dp as dp
@@ -157,6 +159,143 @@ def test_matplotlib_is_asked_for_when_it_is_missing(released, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"pymc-dp\[plots\]"):
         dp.plot_privacy(released)
+
+
+@pytest.mark.parametrize(
+    ("measured", "shares"),
+    [
+        ({"sizes": 0.2, "gradients": 0.5, "curvature": 0.3}, [20, 50, 30]),
+        ({"sizes": 0.2, "gradients": 0.4, "curvature": 0.3, "chain": 0.1}, [20, 40, 30, 10]),
+        ({"sizes": 0.05, "gradients": 0.15}, [5, 15, 80]),  # lost: the rest was given back
+    ],
+)
+def test_what_was_spent_before_the_first_draw_is_shown_by_what_it_was_spent_on(
+    released, measured, shares
+):
+    text = json.dumps({f"spent_on_{part}": share for part, share in measured.items()})
+    ax = dp.plot_privacy(with_attrs(released, measured=text))
+    bars = sorted(ax.patches, key=lambda bar: -bar.get_y())
+    assert [bar.get_width() for bar in bars] == pytest.approx(shares)
+    assert "ε = 1.5" in ax.get_xlabel()
+    assert "not spent" in "".join(t.get_text() for t in ax.get_yticklabels()) or sum(
+        measured.values()
+    ) == pytest.approx(1)
+
+
+def test_an_anchored_run_says_on_what_it_was_spent(run):
+    idata = run(step=dp.DPAnchored, tune=0)
+    found = json.loads(root_attrs(idata)["privacy_measured"])
+    spent = {k: v for k, v in found.items() if k.startswith("spent_on_")}
+    assert {"spent_on_sizes", "spent_on_gradients", "spent_on_curvature"} <= set(spent)
+    total = sum(spent.values())
+    assert 0 < total <= 1 + 1e-6
+    assert len(dp.plot_privacy(idata).patches) >= len(spent)
+
+
+# -- plot_prior_posterior ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hierarchy():
+    """A vector with labels, a matrix, scalars, a flat prior; draws that say where they are."""
+    with pm.Model(coords={"clinic": ["north", "south"], "term": list("abc")}) as model:
+        pm.Normal("slope", 0, 10)
+        pm.Normal("level", 1, 2, dims="clinic")
+        pm.Normal("table", 0, 1, dims=("clinic", "term"))
+        flat = pm.Flat("flat")
+        pm.Normal("y", flat, 1, observed=np.zeros(5))
+    rng = np.random.default_rng(0)
+    draws = {
+        "slope": 3 + 0.1 * rng.normal(size=(2, 500)),
+        "level": [5.0, 1.0] + rng.normal(size=(2, 500, 2)) * [0.2, 2.0],
+        "table": rng.normal(size=(2, 500, 2, 3)),
+        "flat": rng.normal(size=(2, 500)),
+    }
+    dims = {"level": ["clinic"], "table": ["clinic", "term"]}
+    posterior = xr.Dataset(
+        {k: (("chain", "draw", *dims.get(k, ())), v) for k, v in draws.items()},
+        coords={"clinic": ["north", "south"], "term": list("abc")},
+    )
+    return model, posterior
+
+
+def test_prior_and_posterior_of_every_entry(hierarchy, released):
+    model, posterior = hierarchy
+    panels = dp.plot_prior_posterior(
+        from_groups({"posterior": posterior}, {}, like=released), model
+    )
+    assert panels.shape == (4,)
+    slope, _, table, flat = panels
+    labels = [[t.get_text() for t in ax.get_yticklabels()] for ax in panels]
+    assert labels[0] == ["slope"]
+    assert labels[1] == ["north", "south"]
+    assert labels[2] == ["north, a", "north, b", "north, c", "south, a", "south, b", "south, c"]
+    before, after = slope.collections
+    assert after.get_segments()[0][:, 0] == pytest.approx([3 - 0.1645, 3 + 0.1645], abs=0.03)
+    # Quantiles of 2,000 prior draws: se of about 0.5.
+    assert before.get_segments()[0][:, 0] == pytest.approx([-16.45, 16.45], abs=2)
+    assert slope.get_xlim()[1] < 4  # the prior is cut off, the posterior can be read
+    said = [[t.get_text() for t in ax.texts] for ax in panels]
+    assert float(said[0][0].removesuffix(" %")) == pytest.approx(1, abs=0.1)
+    assert float(said[1][0].removesuffix(" %")) == pytest.approx(10, abs=1)
+    assert float(said[1][1].removesuffix(" %")) == pytest.approx(100, abs=8)
+    assert len(table.texts) == 6
+    assert len(flat.collections) == 1  # no prior to draw
+    assert not flat.texts
+
+
+def test_it_looks_at_no_data(hierarchy, released):
+    """Other records, other observed values: the same picture."""
+    model, posterior = hierarchy
+    idata = from_groups({"posterior": posterior}, {}, like=released)
+    with pm.Model(coords=model.coords) as other:
+        pm.Normal("slope", 0, 10)
+        flat = pm.Flat("flat")
+        pm.Normal("y", flat, 1, observed=np.full(50, 777.0))
+    one, two = (
+        dp.plot_prior_posterior(idata, m, var_names=["slope", "flat"]) for m in (model, other)
+    )
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a.get_xlim(), b.get_xlim())
+        for left, right in zip(a.collections, b.collections, strict=True):
+            np.testing.assert_array_equal(left.get_segments(), right.get_segments())
+
+
+def test_many_entries_are_drawn_without_labels(released):
+    with pm.Model() as model:
+        pm.Normal("b", 0, 1, shape=80)
+        pm.Normal("y", model["b"].sum(), 1, observed=np.zeros(3))
+    draws = np.random.default_rng(0).normal(size=(1, 50, 80))
+    posterior = xr.Dataset({"b": (("chain", "draw", "b_dim_0"), draws)})
+    (ax,) = dp.plot_prior_posterior(from_groups({"posterior": posterior}, {}, like=released), model)
+    assert [len(c.get_segments()) for c in ax.collections] == [80, 80]
+    assert len(ax.get_yticks()) == 0
+
+
+def test_names_that_are_none_are_refused(hierarchy, released):
+    model, posterior = hierarchy
+    idata = from_groups({"posterior": posterior}, {}, like=released)
+    for names in (["y"], ["nothing"], []):
+        with pytest.raises(dp.PrivacyConfigurationError, match="Free variables are"):
+            dp.plot_prior_posterior(idata, model, var_names=names)
+
+
+# -- plot_checks --------------------------------------------------------------------------------------
+
+
+def test_checks_are_drawn_in_standard_deviations_of_the_replicates():
+    replicated = np.array([[1.0, 2.0, 3.0], [10.0, 10.0, 13.0]])
+    checks = dp.PredictionChecks(
+        ("zeros", "mean"), np.array([5.0, 11.0]), replicated, np.array([0.1, 0.2]), None
+    )
+    ax = dp.plot_checks(checks)
+    observed = line(ax, "observed")
+    sd = replicated.std(axis=1, ddof=1) * np.sqrt(4 / 3)
+    np.testing.assert_allclose(observed[:, 0], [(5 - 2) / sd[0], 0])
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["zeros", "mean"]
+    assert [t.get_text() for t in ax.texts] == [f"p = {p:.3f}" for p in checks.p]
+    with pytest.raises(dp.PrivacyConfigurationError, match="Found dict"):
+        dp.plot_checks({})
 
 
 # -- tradeoff ---------------------------------------------------------------------------------------

@@ -30,6 +30,20 @@ def trial(n: int) -> pm.Model:
     return model
 
 
+def clinics(n: int) -> pm.Model:
+    """Visits to twelve clinics, more spread out than the model says."""
+    rng = np.random.default_rng(1)
+    x, clinic = rng.normal(size=n), rng.integers(12, size=n)
+    mean = np.exp(0.3 + 0.5 * x + rng.normal(0, 0.6, size=12)[clinic])
+    visits = rng.poisson(mean * rng.gamma(2, 0.5, size=n))
+    with pm.Model(coords={"clinic": list("ABCDEFGHIJKL")}) as model:
+        slope = pm.Normal("slope", 0, 10)
+        level = pm.Normal("level", 0, 1, dims="clinic")
+        log_mean = level[pm.Data("at", clinic)] + slope * pm.Data("x", x)
+        pm.Poisson("visits", pm.math.exp(log_mean), observed=pm.Data("y", visits))
+    return model
+
+
 def save(ax, name: str) -> None:
     """On white, whatever the page's theme is."""
     ax.figure.savefig(HERE / f"{name}.png", dpi=100, facecolor="white")
@@ -43,6 +57,20 @@ def main() -> None:
         400, tune=100, chains=2, epsilon=4.0, step=dp.DPPenalty, clip=2**0.5, model=model, **QUIET
     )
     save(dp.plot_privacy(run), "privacy")
+
+    save(
+        dp.plot_privacy(dp.sample(400, chains=2, epsilon=4.0, model=model, **QUIET)),
+        "privacy_anchored",
+    )
+    compiled = dp.compile(clinics(20_000))
+    visits = dp.sample(500, chains=2, epsilon=2.0, model=compiled, **QUIET)
+    save(dp.plot_prior_posterior(visits, compiled)[0], "prior_posterior")
+    statistics = {
+        "no visit": (lambda y: (y == 0).mean(), (0, 1)),
+        "above 5": (lambda y: (y > 5).mean(), (0, 1)),
+        "visits": (lambda y: y.mean(), (0, 10)),
+    }
+    save(dp.plot_checks(dp.check_predictions(visits, compiled, statistics, epsilon=1.0)), "checks")
 
     made_up = np.column_stack([np.ones(n), np.resize([-1.0, 1.0], n)])
     settings = {"data": {"X": made_up}, "truth": {"beta": [0.4, 0.3]}}

@@ -203,6 +203,11 @@ class Guarantee:
                 f"NOT PRIVATE: these draws were made with noise source {self.noise_name!r}, "
                 "or without a finite budget. They carry no guarantee and must not be released."
             )
+        return f"These draws are {self.promise}: {self._releases} together."
+
+    @property
+    def promise(self) -> str:
+        """What whatever the run gives is, in words."""
         if self.n_units is None:
             about = (
                 f"adding or removing {self.unit}, of which it is not told how many there are, and "
@@ -212,9 +217,7 @@ class Guarantee:
         else:
             about = f"replacing {self.unit} among {self.n_units:,}"
         return (
-            f"These draws are ({self.epsilon:g}, {self.delta:.3g})-differentially private with "
-            f"respect to {about}: "
-            f"{self._releases} together."
+            f"({self.epsilon:g}, {self.delta:.3g})-differentially private with respect to {about}"
         )
 
     @property

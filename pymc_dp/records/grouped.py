@@ -84,6 +84,7 @@ class GroupGradient(_Question):
     psi: Psi
     frame: Frame
     tempering: float = 1.0
+    about = "gradients"
     part: str | tuple[int, int] = "all"
 
     @property
@@ -135,6 +136,7 @@ class GroupHessian(_Question):
     frame: Frame
     part: Literal["common", "rows", "cross", "tables"]
     tempering: float = 1.0
+    about = "curvature"
 
     @property
     def _each(self) -> list[int]:

@@ -14,6 +14,8 @@ from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.questions import Centred, Everybody, Question, Vector
 from pymc_dp.records.sums import RecordSums
 
+_SIZES = "sizes"
+
 
 class Curator:
     """Whom the records are entrusted to: answers questions with noise, each paid for by a permit.
@@ -182,6 +184,8 @@ class PaidMeasurements:
 
     def __init__(self, curator: Curator, purse: Purse):
         self._curator, self._purse = curator, purse
+        self.spent_on: dict[str, float] = {}
+        """Shares of the budget by what they were spent on: what sums are about, or sizes, by histograms and counts."""
 
     @property
     def n_units(self) -> int:
@@ -208,6 +212,7 @@ class PaidMeasurements:
     def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`Measurements`."""
         z, permit = self._purse.permit(share)
+        self._note(getattr(of, "about", _SIZES), share)
         released = self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
         return released, self._curator.neighbours.noise_sd(bound, z)
 
@@ -236,5 +241,9 @@ class PaidMeasurements:
     def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`Measurements`."""
         z, permit = self._purse.permit(share)
+        self._note(_SIZES, share)
         counts = self._curator.counts(of, bins_per_octave, noise_multiplier=z, permit=permit)
         return PrivateHistogram(counts, self._curator.neighbours.count_sd(z), bins_per_octave)
+
+    def _note(self, what: str, share: float) -> None:
+        self.spent_on[what] = self.spent_on.get(what, 0.0) + share

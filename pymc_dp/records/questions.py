@@ -92,6 +92,7 @@ class Gradient:
     theta: Vector
     W: Vector | None = None
     tempering: float = 1.0
+    about = "gradients"
 
     @property
     def dimension(self) -> int:
@@ -117,6 +118,7 @@ class Hessian:
     theta: Vector
     W: Vector
     tempering: float = 1.0
+    about = "curvature"
 
     @property
     def dimension(self) -> int:

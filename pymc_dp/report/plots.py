@@ -1,7 +1,7 @@
 """Pictures of what a run spent. They need Matplotlib."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,22 @@ from pymc_dp.compat import groups_of
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import Event, Gaussian
-from pymc_dp.report import privacy_report
+from pymc_dp.report import PrivacyReport, privacy_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+_LEFT = 0.005
+"""A smaller share that was not spent is rounding."""
 
 GREY = "0.5"  # legible on light and on dark backgrounds
 
 
 def plot_privacy(idata: Any, *, ax: "Axes | None" = None) -> "Axes":
-    """ε spent in the course of a run: by each chain, by all together, and the budget.
+    r"""Where a run's budget went: ε spent in its course, by each chain and by all together; or on what.
+
+    :class:`~pymc_dp.DPAnchored` spends everything before the first draw. Of its runs the picture shows on what, in
+    percent of :math:`\mu^2`, which adds up.
 
     Parameters
     ----------
@@ -53,6 +59,8 @@ def plot_privacy(idata: Any, *, ax: "Axes | None" = None) -> "Axes":
         raise PrivacyError(
             f"This run carries no guarantee (noise: {report.noise}), so there is no spending to plot."
         )
+    if spent := _spent_before_the_first(report.measured):
+        return _plot_shares(axes(ax, (7.0, 2.6)), report, spent)
     groups = groups_of(idata)
     posterior, stats = groups["posterior"], groups["sample_stats"]
     tune = int(posterior.attrs.get("tuning_steps", 0))
@@ -87,6 +95,43 @@ def plot_privacy(idata: Any, *, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
+_PARTS = {
+    "sizes": "sizes and counts,\nto choose clipping bounds",
+    "gradients": "gradients:\nwhere the posterior is",
+    "curvature": "second derivatives:\nhow wide it is",
+    "chain": "a chain, where\na normal law is off",
+}
+
+
+def _spent_before_the_first(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Shares by what they were spent on, if a run says so."""
+    keys = {part: f"spent_on_{part}" for part in _PARTS}
+    return {part: float(measured[key]) for part, key in keys.items() if key in measured}
+
+
+def _plot_shares(ax: "Axes", report: PrivacyReport, spent: Mapping[str, float]) -> "Axes":
+    shares = {_PARTS[part]: share for part, share in spent.items()}
+    left = 1 - sum(shares.values())
+    if left > _LEFT:
+        shares["not spent:\nthe search was lost"] = left
+    places = np.arange(len(shares))[::-1]
+    percent = 100 * np.array(list(shares.values()))
+    colors = [GREY if label.startswith("not") else "C0" for label in shares]
+    ax.barh(places, percent, color=colors, height=0.6)
+    for place, value in zip(places, percent, strict=True):
+        ax.annotate(
+            f"{value:.0f} %", (value, place), (4, 0), textcoords="offset points", va="center"
+        )
+    ax.set(
+        yticks=places,
+        xlim=(0, 1.12 * percent.max()),
+        xlabel=f"share of the budget, ε = {report.epsilon:g} at δ = {report.delta:.2g};\n"
+        "all before the first draw, and draws cost nothing",
+    )
+    ax.set_yticklabels(shares)
+    return ax
+
+
 def _points(releases: Sequence[Event], iterations: int) -> list[int]:
     """Iterations to compute ε at: even in ε, which grows with the root; few where it takes long."""
     many = 100 if all(isinstance(e, Gaussian) for e in releases) else 12
@@ -110,12 +155,17 @@ def _up_to(releases: Sequence[Event], iteration: int, iterations: int, chains: i
 def axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
     """`ax`, or those of a new figure of this size in inches."""
     if ax is None:
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise ImportError(
-                "Plots need Matplotlib: pip install 'pymc-dp[plots]', or pip install matplotlib."
-            ) from error
-        ax = plt.subplots(figsize=size, layout="constrained")[1]
+        ax = pyplot().subplots(figsize=size, layout="constrained")[1]
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def pyplot() -> Any:
+    """Matplotlib's, if it is installed."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            "Plots need Matplotlib: pip install 'pymc-dp[plots]', or pip install matplotlib."
+        ) from error
+    return plt

@@ -145,12 +145,15 @@ class DPAnchored(PrivateStep):
                         measure, law, tempering=self._tempering, draws=self.iterations,
                         chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
                     )  # fmt: skip
+            spent = {f"spent_on_{what}": share for what, share in measure.spent_on.items()}
+            if (rest := purse.spent - sum(spent.values())) > _ROUNDING:
+                spent["spent_on_chain"] = rest
             # A search that was lost, or a chain that was not needed.
             if 0 < purse.spent < 1 - _ROUNDING:
                 self.run.settle_first(purse.close())
             for warning in found.warnings:
                 _log.warning("%s", warning)
-            self.run.guarantee = replace(self.guarantee, measured=found.measured)
+            self.run.guarantee = replace(self.guarantee, measured={**found.measured, **spent})
             remember(self)
             self._draws = found.draws
         return self.anchor
@@ -169,7 +172,7 @@ class DPAnchored(PrivateStep):
         measured = report(anchor, parameters.labels, verdict.usable)
         size = self.iterations, self.run.chains
         if anchor.correction is None:
-            _tell("drawing from what was released")
+            _tell("compiling what was released, and drawing from it: no data are read any more")
             drawn = draw(anchor, self.log_public, *size, self._nuts_sampler)
             return Drawn(drawn, measured, verdict.warnings)
         _tell("a normal law is off: drawing by a chain on residuals")

@@ -1,0 +1,108 @@
+"""Outcomes of symbolic record rows: drawn at a point of the posterior, or as they were observed."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import xarray as xr
+from numpy.typing import NDArray
+from pytensor.tensor.random.type import RandomType
+
+from pymc_dp.compat import lower_named_dims
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.likelihood.nodes import all_data_nodes, quoting_nothing, refuse_hidden
+from pymc_dp.likelihood.record_graph import rebuild_observed
+from pymc_dp.likelihood.roles import Roles
+
+Rows = Sequence[NDArray[Any]]
+
+
+class Outcomes:
+    """The observed variables of a model as functions of parameters and record rows, compiled.
+
+    Parameters
+    ----------
+    model : Model
+    roles : Roles
+    random_seed : int or Generator, optional
+    **compile_kwargs
+        Passed to PyMC's ``compile``.
+    """
+
+    def __init__(
+        self, model: pm.Model, roles: Roles, random_seed: Any = None, **compile_kwargs: Any
+    ):
+        self._model = model
+        self.names = [rv.name for rv in model.observed_RVs]
+        length = pt.lscalar("n")
+        with quoting_nothing(f"Predictions of {self.names} could not be compiled ({{error}})."):
+            rvs, values, parameters, inputs = rebuild_observed(model, roles, length)
+            tensors = [
+                lower_named_dims(pt.as_tensor(v, allow_xtensor_conversion=True))
+                for v in (*rvs, *values)
+            ]
+            outcomes, self._values = tensors[: len(rvs)], tensors[len(rvs) :]
+            held = [leaf.values for leaf in roles.record_data]
+            # What outcomes are drawn by need not be what their density is.
+            refuse_hidden(all_data_nodes(outcomes), roles.n_records, held, roles.public_data)
+            self._draw = pm.compile(
+                [*parameters, length, *inputs],
+                outcomes,
+                random_seed=random_seed,
+                on_unused_input="ignore",
+                **compile_kwargs,
+            )
+        self._inputs = [length, *inputs]
+        self._generators = [v for v in self._draw.get_shared() if isinstance(v.type, RandomType)]
+
+    @cached_property
+    def _observed(self) -> Any:
+        return pm.compile(self._inputs, self._values, on_unused_input="ignore", mode="FAST_COMPILE")
+
+    def points(self, posterior: xr.Dataset) -> Iterator[tuple[NDArray[Any], ...]]:
+        """Draws of the free variables, one after the other.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If some are missing.
+        """
+        free = self._model.free_RVs
+        columns = draws_of(posterior, [rv.name for rv in free]).values()
+        return iter(zip(*columns, strict=True))
+
+    def seed(self, words: NDArray[np.uint64]) -> None:
+        """Let the next draws depend on these words, and on nothing that was drawn before."""
+        for k, variable in enumerate(self._generators):
+            bits = np.random.PCG64([k, *map(int, words)])
+            variable.set_value(np.random.Generator(bits), borrow=True)
+
+    def draw(self, point: Sequence[NDArray[Any]], n: int, rows: Rows) -> list[NDArray[Any]]:
+        """One draw of every outcome for `n` records, given parameters and rows."""
+        return list(self._draw(*point, n, *rows))
+
+    def observed(self, n: int, rows: Rows) -> list[NDArray[Any]]:
+        """What was observed in these rows. Private."""
+        return list(self._observed(n, *rows))
+
+
+def draws_of(posterior: xr.Dataset, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Draws of all chains in a row, for each of some variables.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If some are missing.
+    """
+    missing = [name for name in names if name not in posterior]
+    if missing:
+        raise PrivacyConfigurationError(
+            f"`idata` has no draws of {missing}, which predictions need. Is it of this model?"
+        )
+    many = posterior.sizes["chain"] * posterior.sizes["draw"]
+    return {
+        name: posterior[name].values.reshape(many, *posterior[name].shape[2:]) for name in names
+    }
