@@ -14,7 +14,7 @@ from pymc_dp.anchor.residuals import Expansion
 from pymc_dp.anchor.search import Search, find_mode
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import PublicLogDensity
-from pymc_dp.linalg import Vector, power
+from pymc_dp.linalg import Vector, floored, positive, power
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.sums import hessians_fit
 
@@ -242,7 +242,9 @@ class _Run:
     def nothing(self) -> Anchor:
         """The prior, for all that was learnt."""
         at, zero = self.start, np.zeros((len(self.start),) * 2)
-        r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
+        law, Λ = Law(at, np.zeros(len(at)), zero, zero), -self.log_public.hessian(at)
+        # Not at the prior's mode: a funnel has none.
+        r = Posterior(law, at, floored(Λ, 1e-12), positive(Λ, 1e-12), Λ)
         return Anchor(
             posterior=r, W=np.diag(self.scales), V=np.diag(self.scales), gradient_clip=math.nan,
             hessian_clip=math.nan, surprise=math.nan, off=np.zeros(len(at)), rounds=0, arrived=False,

@@ -151,12 +151,16 @@ def posterior_of(
     -------
     Posterior
     """
-    theta, C = start, np.zeros((len(start),) * 2)
+    theta, before, C = start, start, np.zeros((len(start),) * 2)
     for step in range(_STEPS):
         if looks is not None:
             law = replace(law, S=looks.noise_at(theta - law.centre, C))
         slope = law.k - law.K @ (theta - law.centre) + log_public.gradient(theta)
-        Λ = -log_public.hessian(theta)
+        curvature = -log_public.hessian(theta)
+        if step and not (np.isfinite(slope).all() and np.isfinite(curvature).all()):
+            theta = before  # down a funnel of the prior, which has no mode
+            break
+        before, Λ = theta, curvature
         Q = floored(law.K + Λ, 1e-12)
         C = np.asarray(np.linalg.inv(Q))
         move = C @ slope
