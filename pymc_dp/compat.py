@@ -46,6 +46,7 @@ __all__ = [
     "graph_inputs",
     "groups_of",
     "index_axes",
+    "inner_graph",
     "io_toposort",
     "lower_named_dims",
     "psis",
@@ -124,6 +125,11 @@ def index_axes(node: Any) -> list[tuple[int, int]]:
         if isinstance(entry, int)
         and getattr(node.inputs[entry + 1].type, "dtype", "").startswith(("int", "uint"))
     ]
+
+
+def inner_graph(op: Any) -> Any:
+    """The inner graph of an ``OpFromGraph``, to be built upon. PyTensor 3 keeps it frozen."""
+    return op.fgraph.unfreeze() if hasattr(op.fgraph, "unfreeze") else op.fgraph
 
 
 def lower_named_dims(graph: Any) -> Any:

@@ -134,7 +134,9 @@ class PrivateStep(BlockedStep):
         self.roles = in_model if shards is None else shards.roles(self.model, in_model)
         check_units(self.roles.n_units)
         if not self.run.neighbours.public_size:
-            refuse_size_outside_likelihood(self.model, in_model.n_records, in_model.record_dims)
+            refuse_size_outside_likelihood(
+                self.model, in_model.n_records, in_model.record_dims, in_model.left_out
+            )
         self.vars = all_value_vars(self.model, vars, given["blocked"])
         self.run.open_account(given["delta"], self.roles.n_units)
         self.run_id, self.iterations = self.run.run_id, self.run.iterations
@@ -218,11 +220,11 @@ class PrivateStep(BlockedStep):
         return self.compiled.log_public
 
     def _releasable_names(self) -> tuple[str, ...]:
-        """Parameters, public deterministics, and public constants without a label per record."""
+        """Parameters, Deterministics of these alone, and public constants without a label per record."""
         aligned = {leaf.name for leaf in self.roles.record_data}
         constants = [name for name in self.roles.public_data if name not in aligned]
-        parameters = [v.name for v in (*self.model.unobserved_RVs, *self.model.value_vars)]
-        return (*parameters, *constants)
+        variables = [v.name for v in (*self.model.unobserved_RVs, *self.model.value_vars)]
+        return (*(name for name in variables if name not in self.roles.left_out), *constants)
 
     @abstractmethod
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
