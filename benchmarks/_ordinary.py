@@ -357,9 +357,7 @@ def two_scores():
     d = table("AER", "STAR")[["readk", "mathk", "stark"]].dropna()
     small = yes(d.stark, "small")
     with pm.Model(coords={"test": ["read", "math"]}) as model:
-        chol, corr, sds = pm.LKJCholeskyCov(
-            "chol", n=2, eta=2, sd_dist=pm.HalfNormal.dist(1, shape=2)
-        )
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.HalfNormal.dist(1, shape=2))
         a = pm.Normal("a", 0, 1, dims="test")
         b = pm.Normal("b", 0, 1, dims="test")
         Y = np.column_stack([(d.readk - 440) / 30, (d.mathk - 480) / 50])
@@ -501,9 +499,7 @@ def varying_intercepts_and_slopes():
     d = table("mlmRev", "Exam")
     school, schools = pd.factorize(d.school, sort=True)
     with pm.Model(coords={"school": schools, "effect": ["intercept", "slope"]}) as model:
-        chol, corr, sds = pm.LKJCholeskyCov(
-            "chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1, shape=2)
-        )
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1, shape=2))
         ab = pm.Normal("ab", 0, 1, dims="effect")
         z = pm.Normal("z", 0, 1, dims=("school", "effect"))
         effects = pm.Deterministic("effects", ab + pt.dot(z, chol.T), dims=("school", "effect"))

@@ -30,14 +30,15 @@ from pymc_dp.exceptions import (
     UnsupportedModelError,
     refuses_from_outside,
 )
+from pymc_dp.likelihood.compilation import strip_checks
 from pymc_dp.likelihood.nodes import RecordData, data_nodes, quoting_nothing, values_of
 from pymc_dp.likelihood.record_graph import rebuild_observed, sum_observed
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.rows import with_rows
 from pymc_dp.likelihood.unit import count_records, record_dims_of
 
-_ZOOMS = 3
-"""Looks at where a person's integrand is before it is integrated there; each can narrow the view to a third."""
+_COARSE = 4
+"""Times as many points as for the integral, to find out where a person's integrand is; no derivative is taken of them."""
 _REACH = 5.0
 """Standard deviations on each side that points cover: beyond is less than a millionth of a normal integral."""
 
@@ -116,7 +117,7 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
         Name of that variable, or of a dimension that only one free variable has.
     points : int
         Of the quadrature, at least 5. By default enough for persons whose records say where their effect is to a
-        fortieth of its prior's standard deviation.
+        twentieth of its prior's standard deviation.
 
     Returns
     -------
@@ -135,8 +136,8 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
     -----
     Evenly spaced points, around the mean of the integrand and as wide as it is: an integral of a smooth function
     that vanishes at both ends converges faster so than any power of the spacing (Trefethen and Weideman 2014). Mean
-    and width are found by integrating coarsely, and are constants when derivatives are taken, as an integral
-    does not depend on where its points are.
+    and width are found by integrating coarsely, with four times as many points over the prior. They are
+    constants when derivatives are taken, as an integral does not depend on where its points are.
 
     Nothing is released, and nothing is charged: it is a change of the model. The largest number of records of one
     person becomes a size in it, and is public.
@@ -175,8 +176,9 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
         there = pm.Data(f"{outcome}_is_there", panel.there, dims=(person, slot))
         data = []
         for leaf in panel.leaves:
-            values = panel.values(leaf)
-            data.append(pm.Data(leaf.name, values, dims=(person, *[None] * (values.ndim - 1))))
+            axes = [person, *([slot] if leaf in panel.of_records else [])]
+            axes += [f"{leaf.name}_axis_{k}" for k in range(1, leaf.values.ndim)]
+            data.append(pm.Data(leaf.name, panel.values(leaf), dims=axes))
         pm.CustomDist(
             outcome,
             there,
@@ -348,7 +350,10 @@ def _template(model: pm.Model, u: Variable, panel: _Panel) -> _Template:
     with quoting_nothing(f"The log-likelihood of {names} could not be derived ({{error}})."):
         rvs, values, parameters, rows = rebuild_observed(model, roles)
         densities = conditional_logp(dict(zip(rvs, values, strict=True)))
-        terms = sum_observed([densities[v] for v in values], names, axes)
+        # Outside a parameter's domain a record has density 0; PyMC would refuse all of them.
+        terms = strip_checks(
+            sum_observed([densities[v] for v in values], names, axes), records=set(rows)
+        )
         known = {leaf.variable: row for leaf, row in zip(leaves, rows, strict=True)}
         known |= dict(zip(model.free_RVs, parameters, strict=True))
         mean, spread = with_rows(u.owner.op.dist_params(u.owner), known)
@@ -366,44 +371,48 @@ def _log_integral(
     points: int,
 ) -> Variable:
     """Log of the integral, shape (people,)."""
-    people, slots = there.shape[0], there.shape[1]
+    people, slots = there.shape[0], panel.there.shape[1]
     shared = dict(zip(template.parameters, parameters, strict=True))
     of_people = list(zip(template.rows, data, strict=False))[len(panel.of_records) :]
     moments = with_rows([template.mean, template.spread], {**shared, **dict(of_people)})
     mean, spread = (pt.broadcast_to(v, (people,))[:, None] for v in moments)
-    x = np.linspace(-_REACH, _REACH, points)
-    spacing = x[1] - x[0]
 
-    def log_integrand(nodes: Variable) -> Variable:
+    def log_integrand(nodes: Variable, points: int) -> Variable:
         """Of shape (people, points): a row of the records for every point of every person."""
-        size = people * points
         known = {**shared, template.effect: nodes.ravel()}
-        for k, (row, values) in enumerate(zip(template.rows, data, strict=False)):
-            middle = [slots] if k < len(panel.of_records) else []
-            rest = [values.shape[axis] for axis in range(1 + len(middle), values.ndim)]
-            spread_out = pt.broadcast_to(values[:, None], (people, points, *middle, *rest))
-            known[row] = spread_out.reshape(
-                (size * slots if middle else size, *rest), ndim=row.ndim
-            )
+        for k, (row, leaf, values) in enumerate(
+            zip(template.rows, panel.leaves, data, strict=False)
+        ):
+            rest = ([slots] if k < len(panel.of_records) else []) + list(leaf.values.shape[1:])
+            each = pt.broadcast_to(values[:, None], (people, points, *rest))
+            known[row] = each.reshape((-1, *leaf.values.shape[1:]))
         if panel.index is not None:
-            who = pt.broadcast_to(pt.arange(size)[:, None], (size, slots)).ravel()
-            known[template.rows[-1]] = who.astype(template.rows[-1].type.dtype)
+            who = pt.broadcast_to(pt.arange(people * points)[:, None], (people * points, slots))
+            known[template.rows[-1]] = who.ravel().astype(template.rows[-1].type.dtype)
         (terms,) = with_rows([template.terms], known)
-        terms = pt.switch(there[:, None] > 0.5, terms.reshape((people, points, slots)), 0.0)
+        terms = terms.reshape((people, points, slots))
+        if not panel.there.all():
+            terms = pt.switch(there[:, None] > 0.5, terms, 0.0)
         z = (nodes - mean) / spread
         return terms.sum(axis=2) - 0.5 * z**2 - pt.log(spread) - 0.5 * np.log(2 * np.pi)
 
-    centre, width = mean, spread
-    for _ in range(_ZOOMS):
-        nodes = disconnected_grad(centre + width * x)
-        weight = pt.special.softmax(log_integrand(nodes), axis=1)
-        centre = (weight * nodes).sum(axis=1, keepdims=True)
-        variance = (weight * (nodes - centre) ** 2).sum(axis=1, keepdims=True)
-        # Between two points nothing is known.
-        width = pt.sqrt(pt.maximum(variance, (spacing * width / 2) ** 2))
-    width = disconnected_grad(width)
-    nodes = disconnected_grad(centre) + width * x
-    return pt.logsumexp(log_integrand(nodes), axis=1) + pt.log(spacing * width[:, 0])
+    # Where the integrand is, and how wide: in the prior's own units.
+    x, spacing = _evenly(_COARSE * points + 1)
+    weight = pt.special.softmax(log_integrand(mean + spread * x, _COARSE * points + 1), axis=1)
+    centre = (weight * x).sum(axis=1, keepdims=True)
+    variance = (weight * (x - centre) ** 2).sum(axis=1, keepdims=True)
+    # Between two points nothing is known.
+    width = pt.sqrt(pt.maximum(variance, (spacing / 2) ** 2))
+    x, spacing = _evenly(points)
+    nodes = disconnected_grad(mean + spread * (centre + width * x))
+    apart = disconnected_grad((spread * width)[:, 0]) * spacing
+    return pt.logsumexp(log_integrand(nodes, points), axis=1) + pt.log(apart)
+
+
+def _evenly(points: int) -> tuple[Variable, float]:
+    """Points from one end to the other, and how far they are apart. No array: it might be one of records."""
+    spacing = 2 * _REACH / (points - 1)
+    return pt.arange(points) * spacing - _REACH, spacing
 
 
 def _signature(panel: _Panel, dims: Sequence[int]) -> str:
