@@ -38,7 +38,7 @@ COLUMNS = [
 ]  # fmt: skip
 BEFORE = Path(__file__).parent / "ordinary_models_before.json"
 """What was refused of these models before any of this was mended, and with which words."""
-DRAWS, CHAINS = 250, 4
+DRAWS, CHAINS = 500, 2
 FAR = 4.0
 """Own standard deviations from which on a parameter must be named by a warning."""
 
@@ -72,7 +72,7 @@ def exact_posterior(model, seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = pm.sample(
-            500, tune=700, chains=2, cores=1, model=model, nuts_sampler="nutpie", progressbar=False,
+            400, tune=400, chains=2, cores=1, model=model, nuts_sampler="nutpie", progressbar=False,
             random_seed=seed, compute_convergence_checks=False,
         )  # fmt: skip
     return groups_of(found)["posterior"]

@@ -67,6 +67,7 @@ MAY_IMPORT = {
         "planning",
         "results",
     },
+    "integration": {"exceptions", "checks", "compat", "likelihood"},
     "prediction": {"exceptions", "checks", "compat", "likelihood", "gibbs"},
     "evidence": {
         "exceptions",
