@@ -134,6 +134,7 @@ def test_rows_that_are_people_need_no_index():
     assert_allclose(found[0], found[1], rtol=1e-10)
 
 
+@pytest.mark.chain
 def test_the_posterior_is_that_of_the_model_with_its_effects():
     keywords = dict(draws=600, tune=600, chains=2, cores=1, random_seed=1, progressbar=False)
     with_effects, without = (
@@ -220,5 +221,5 @@ def test_what_does_not_split_by_persons_is_refused(builder, words):
 
 
 def test_names_that_are_not_there():
-    with pytest.raises(PrivacyConfigurationError, match="'theta'.*'mu'"):
+    with pytest.raises(PrivacyConfigurationError, match=r"'theta'.*'mu'"):
         dp.integrate_out(panel(logistic), "theta")

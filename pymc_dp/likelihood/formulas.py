@@ -49,7 +49,8 @@ def pymc_model(model: Any) -> Any:
             "records (means, standard deviations, quantiles), which no noise covers. Add a column to the table "
             "that is computed with public constants, and use its name: `data['age10'] = (data['age'] - 50) / 10`."
         )
-    components = model.components
+    # Its name from bambi 0.21 on, and before.
+    components = model.parameters if hasattr(model, "parameters") else model.components
     with_terms = [c for c in components.values() if getattr(c, "terms", None)]
     if model.center_predictors and any(c.intercept_term and c.common_terms for c in with_terms):
         _refuse_centred("bambi")
