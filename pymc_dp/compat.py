@@ -71,6 +71,7 @@ class SamplerCall(NamedTuple):
     draws: int
     chains: int
     in_processes: bool
+    var_names: tuple[str, ...] | None
 
 
 def enclosing_sampler() -> SamplerCall | None:
@@ -86,12 +87,14 @@ def enclosing_sampler() -> SamplerCall | None:
     if frame is None or not {"tune", "expected_length", "chains"} <= set(here):
         return None
     tune, chains = int(here["tune"]), int(here["chains"])
+    stored = here.get("trace_vars")
     cores = 1 if frame.f_back is None else frame.f_back.f_locals.get("cores", 1)
     return SamplerCall(
         tune=tune,
         draws=int(here["expected_length"]) - tune,
         chains=chains,
         in_processes=min(int(cores), chains) > 1,
+        var_names=None if stored is None else tuple(str(v.name) for v in stored),
     )
 
 

@@ -136,7 +136,14 @@ def test_rows_that_are_people_need_no_index():
 
 @pytest.mark.chain
 def test_the_posterior_is_that_of_the_model_with_its_effects():
-    keywords = dict(draws=600, tune=600, chains=2, cores=1, random_seed=1, progressbar=False)
+    keywords = {
+        "draws": 600,
+        "tune": 600,
+        "chains": 2,
+        "cores": 1,
+        "random_seed": 1,
+        "progressbar": False,
+    }
     with_effects, without = (
         groups_of(pm.sample(model=m, **keywords))["posterior"]
         for m in (panel(linear), dp.integrate_out(panel(linear), "person"))

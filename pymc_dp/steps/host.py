@@ -21,6 +21,7 @@ from pymc_dp.exceptions import (
 from pymc_dp.likelihood.compiled import compile_model
 from pymc_dp.likelihood.containment import refuse_size_outside_likelihood
 from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.refusals import refuse_to_store
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Event
 from pymc_dp.privacy.guarantee import Guarantee
@@ -350,6 +351,7 @@ class PrivateStep(BlockedStep):
                 f"{planned.draws}, and its noise is calibrated to that. Give both the same number. "
                 "Nothing has been charged."
             )
+        refuse_to_store(self.model, self.roles.left_out, call.var_names)
 
     def _refuse_steps(self, strangers: Sequence[Any]) -> None:
         raise UnsupportedModelError(
