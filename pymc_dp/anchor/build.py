@@ -242,7 +242,17 @@ class _Run:
     def nothing(self) -> Anchor:
         """The prior, for all that was learnt."""
         at, zero = self.start, np.zeros((len(self.start),) * 2)
-        r = posterior_of(Law(at, np.zeros(len(at)), zero, zero), self.log_public, at)
+        law = Law(at, np.zeros(len(at)), zero, zero)
+        try:
+            r = posterior_of(law, self.log_public, at)
+            has_mode = bool(np.isfinite(r.mean).all() and np.isfinite(r.covariance).all())
+        except np.linalg.LinAlgError:
+            has_mode = False
+        if (
+            not has_mode
+        ):  # a prior whose density has no maximum, such as a funnel: as wide as at the start
+            P = np.diag(self.scales**-2.0)
+            r = Posterior(law, at, P, P, P)
         return Anchor(
             posterior=r, W=np.diag(self.scales), V=np.diag(self.scales), gradient_clip=math.nan,
             hessian_clip=math.nan, surprise=math.nan, off=np.zeros(len(at)), rounds=0, arrived=False,
