@@ -19,6 +19,7 @@ from pymc_dp.exceptions import (
     UnsupportedModelError,
 )
 from pymc_dp.gibbs.step import PrivacyAwareGibbs
+from pymc_dp.integration import integrate_out
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.compiled import compile_model as compile
 from pymc_dp.mechanisms import (
@@ -90,6 +91,7 @@ __all__ = [
     "compile",
     "correct_releases",
     "expected_tilt",
+    "integrate_out",
     "max_releases",
     "mmd",
     "plan",

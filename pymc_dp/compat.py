@@ -47,6 +47,7 @@ __all__ = [
     "graph_inputs",
     "groups_of",
     "index_axes",
+    "inner_graph",
     "io_toposort",
     "lower_named_dims",
     "psis",
@@ -71,6 +72,7 @@ class SamplerCall(NamedTuple):
     draws: int
     chains: int
     in_processes: bool
+    var_names: tuple[str, ...] | None
 
 
 def enclosing_sampler() -> SamplerCall | None:
@@ -86,12 +88,14 @@ def enclosing_sampler() -> SamplerCall | None:
     if frame is None or not {"tune", "expected_length", "chains"} <= set(here):
         return None
     tune, chains = int(here["tune"]), int(here["chains"])
+    stored = here.get("trace_vars")
     cores = 1 if frame.f_back is None else frame.f_back.f_locals.get("cores", 1)
     return SamplerCall(
         tune=tune,
         draws=int(here["expected_length"]) - tune,
         chains=chains,
         in_processes=min(int(cores), chains) > 1,
+        var_names=None if stored is None else tuple(str(v.name) for v in stored),
     )
 
 
@@ -125,6 +129,11 @@ def index_axes(node: Any) -> list[tuple[int, int]]:
         if isinstance(entry, int)
         and getattr(node.inputs[entry + 1].type, "dtype", "").startswith(("int", "uint"))
     ]
+
+
+def inner_graph(op: Any) -> Any:
+    """The inner graph of an ``OpFromGraph``, to be built upon. PyTensor 3 keeps it frozen."""
+    return op.fgraph.unfreeze() if hasattr(op.fgraph, "unfreeze") else op.fgraph
 
 
 def lower_named_dims(graph: Any) -> Any:

@@ -24,10 +24,13 @@ class Plan:
         What the run will promise.
     ledger : PrivacyLedger
         The account it will be charged to.
+    left_out : tuple of str
+        Deterministics that the result will not have, because private data are in them.
     """
 
     guarantee: Guarantee
     ledger: PrivacyLedger
+    left_out: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -40,6 +43,7 @@ class Plan:
             ("Protects", f"{g.unit}{many} ({g.neighbours} neighbours)"),
             ("Private data", ", ".join(g.private_data)),
             ("Treated as public", ", ".join(g.public_data) or "nothing in the likelihood"),
+            *([("Left out of the result", ", ".join(self.left_out))] if self.left_out else []),
             (
                 "Chains",
                 f"{g.chains} × ({g.tune} tuning + {g.draws} draws) = {iterations:,} iterations",
@@ -122,4 +126,4 @@ def plan(step: PrivateStep) -> Plan:
             "`DPAnchored(epsilon=1.0, draws=1000)`. "
             f"Found {type(step).__name__}."
         )
-    return Plan(step.guarantee, step.ledger)
+    return Plan(step.guarantee, step.ledger, step.roles.left_out)

@@ -14,6 +14,7 @@ import pymc as pm
 from pymc_dp.compat import from_groups, groups_of, summary
 from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.formulas import is_formula
 from pymc_dp.planning import plan
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
@@ -45,6 +46,7 @@ _REFUSED = {
 # Below so many draws diagnostics say nothing; below so many effective ones, draws say little.
 _ENOUGH_TO_JUDGE, _FEW_EFFECTIVE = 100, 100
 
+_DRAWS = 1000
 _OF_MODEL = ("public", "chunk_size", "compile_kwargs")
 _OWN = (
     "draws", "tune", "chains", "epsilon", "delta", "neighbours", "step", "ledger", "unit", "model",
@@ -53,7 +55,7 @@ _OWN = (
 
 @refuses_from_outside
 def sample(
-    draws: int = 1000,
+    draws: Any = _DRAWS,
     *,
     tune: int = 0,
     chains: int = 4,
@@ -75,7 +77,8 @@ def sample(
     Parameters
     ----------
     draws, tune, chains : int
-        As in ``pm.sample``, but `tune` is 0 by default: every iteration costs budget.
+        As in ``pm.sample``, but `tune` is 0 by default: every iteration costs budget. In place of `draws` the
+        model can come first: ``sample(model, epsilon=1)``.
     epsilon, delta : float
         Budget of the whole run, all chains together. `delta` defaults to the
         ledger's, or to 0.1 / units without one, if their number is public.
@@ -91,7 +94,7 @@ def sample(
     unit : str, int or array, optional
         Unit of privacy: the records' dimension, their axis, or an identifier per record when a
         person owns several. Default: each record.
-    model : Model or CompiledModel, optional
+    model : Model, CompiledModel or bambi.Model, optional
         Default: the one whose context this is called in.
     **keywords
         Of the step (``clip``, ``scale``, …) or of ``pm.sample`` (``cores``, ``random_seed``,
@@ -120,6 +123,10 @@ def sample(
     >>> idata.attrs["privacy_epsilon"]                                 # doctest: +SKIP
     2.0
     """
+    if isinstance(draws, pm.Model | CompiledModel) or is_formula(draws):
+        if model is not None:
+            raise PrivacyConfigurationError("The model is given twice: first, and as `model`.")
+        draws, model = _DRAWS, draws
     chosen: Any = step
     if isinstance(step, partial) and not step.args:
         chosen, keywords = step.func, {**step.keywords, **keywords}
@@ -142,6 +149,7 @@ def sample(
         }  # fmt: skip
         built = _default_step(common) if chosen is None else chosen(**common)
     _log.info(str(plan(built)))
+    for_host["var_names"] = _without_left_out(built, for_host.get("var_names"))
     if for_step.get("shards") is not None and for_host.setdefault("cores", 1) != 1:
         raise PrivacyConfigurationError(
             "With `shards` the chains run one after the other, each on all workers: leave `cores` out."
@@ -165,6 +173,25 @@ def _default_step(keywords: dict[str, Any]) -> PrivateStep:
             raise
         _log.warning("%s Using DPHMC instead; nothing has been spent on this.", error)
         return DPHMC(**keywords)
+
+
+def _without_left_out(step: PrivateStep, asked: Sequence[str] | None) -> list[str]:
+    """What ``pm.sample`` is to keep: all that was asked for, but what depends on private data."""
+    left_out = step.roles.left_out
+    known = [v.name for v in step.model.unobserved_RVs]
+    names = known if asked is None else list(asked)
+    if unknown := [name for name in names if name not in known]:
+        raise PrivacyConfigurationError(
+            f"`var_names` has {unknown}, which the model does not. It has {known}."
+        )
+    missed = [name for name in names if name in left_out]
+    if missed:
+        _log.info(
+            "Left out of the result, because private data are in them: %s. For rows that you may publish, compute "
+            "them from the released draws; `pymc_dp.predict` draws outcomes.",
+            ", ".join(missed),
+        )
+    return [name for name in names if name not in left_out]
 
 
 def _diagnose(safe: Any, step: PrivateStep) -> None:

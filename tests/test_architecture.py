@@ -83,6 +83,7 @@ MAY_IMPORT = {
         "report",
         "outcomes",
     },
+    "integration": {"exceptions", "checks", "compat", "likelihood"},
     "evidence": {
         "exceptions",
         "checks",

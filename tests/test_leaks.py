@@ -353,7 +353,6 @@ def test_a_sentinel_in_a_private_record_turns_up_nowhere(tmp_path, caplog, capfd
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda m, x: pm.Deterministic("p", m["X"] @ m["beta"]),
         lambda m, x: pm.Potential("q", (m["X"] @ m["beta"]).sum()),
         lambda m, x: pm.Normal("z", m["X"].mean(), 1),
         lambda m, x: pm.Normal("z", 0, 1, initval=m["X"].mean()),

@@ -1,5 +1,6 @@
 """release, privacy_report, plan, and saving."""
 
+import json
 import math
 
 import numpy as np
@@ -228,6 +229,58 @@ def test_labels_of_records_never_leave(quiet):
     assert "repeated" in idata.posterior
     assert "Mrs." not in repr(groups_of(idata))
     assert all("patient" not in g.coords for g in groups_of(idata).values())
+
+
+def with_a_mean_per_record():
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(300, 2))
+    with pm.Model(coords={"patient": range(300)}) as model:
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        pm.Deterministic("odds", pm.math.exp(beta))
+        mean = pm.Deterministic("mean", X @ beta, dims="patient")
+        pm.Deterministic("average", mean.mean())
+        pm.Normal("y", mean, 1, observed=X @ [0.5, -0.5] + rng.normal(size=300), dims="patient")
+    return model
+
+
+def test_deterministics_of_data_do_not_enter_a_result(quiet, caplog):
+    """The way that tutorials write a mean: nothing per record is kept, and it is said so."""
+    model = with_a_mean_per_record()
+    with caplog.at_level("INFO", "pymc.dp"):
+        idata = dp.sample(6, chains=1, epsilon=1.0, model=model, step=dp.DPPenalty, **quiet, **FAST)
+    assert set(idata.posterior.data_vars) == {"beta", "odds"}
+    assert not {"mean", "average"} & set(json.loads(idata.attrs["privacy_variables"]))
+    assert all(300 not in v.shape for g in groups_of(idata).values() for v in g.variables.values())
+    (said,) = [r.getMessage() for r in caplog.records if "Left out" in r.getMessage()][-1:]
+    assert "mean, average" in said
+    step = dp.DPPenalty(chains=1, draws=6, epsilon=1.0, model=model, **FAST)
+    assert dict(dp.plan(step).rows)["Left out of the result"] == "mean, average"
+    asked = dp.sample(
+        6, chains=1, epsilon=1.0, model=model, step=dp.DPPenalty, var_names=["odds", "mean"], **quiet, **FAST
+    )  # fmt: skip
+    assert set(asked.posterior.data_vars) == {"odds"}
+
+
+def test_pymc_may_not_compute_them_either(quiet):
+    """It would judge their convergence, exactly, where somebody can read it."""
+    model = with_a_mean_per_record()
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+    keywords = dict(epsilon=0.5, delta=1e-5, chains=1, draws=6, model=model, ledger=ledger, **FAST)
+    for names in (None, ["beta", "mean"]):
+        step = dp.DPPenalty(**keywords)
+        with pytest.raises(dp.UnsupportedModelError, match=r"var_names=\['beta', 'odds'\]"):
+            pm.sample(6, tune=0, chains=1, step=step, model=model, var_names=names, **quiet)
+    assert ledger.spent() == 0
+    kept = dict(tune=0, chains=1, model=model, var_names=["beta", "odds"], **quiet)
+    released = dp.release(pm.sample(6, step=dp.DPPenalty(**keywords), **kept))
+    assert set(released.posterior.data_vars) == {"beta", "odds"}
+
+
+def test_names_that_the_model_has_not_are_refused_before_anything_is_spent(quiet):
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"'bet'.*'beta'"):
+        dp.sample(6, epsilon=0.5, model=with_a_mean_per_record(), ledger=ledger, var_names=["bet"], **quiet)  # fmt: skip
+    assert ledger.spent() == 0
 
 
 def test_invalid_parameters_are_impossible_not_free(quiet):

@@ -18,6 +18,7 @@ from pymc_dp.exceptions import (
 from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.curvature import UnitHessians
 from pymc_dp.likelihood.cut import Cut, find_cut
+from pymc_dp.likelihood.formulas import pymc_model, refuse_statistics
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.local import LocalDerivatives
 from pymc_dp.likelihood.parameters import ParameterSpace
@@ -38,8 +39,8 @@ class CompiledModel:
 
     Parameters
     ----------
-    model : Model, optional
-        Default: the one whose context this is called in.
+    model : Model or bambi.Model, optional
+        Default: the one whose context this is called in. Of one of bambi's, the PyMC model is taken.
     unit : str, int or array, optional
         Unit of privacy: the records' dimension, their axis, or an identifier per record when a person
         owns several. Default: each record.
@@ -83,9 +84,10 @@ class CompiledModel:
             )
         if chunk_size is not None:
             chunk_size = whole("chunk_size", chunk_size, 1)
-        self.model = pm.modelcontext(model)
+        self.model = pm.modelcontext(pymc_model(model))
         with compiling():
             self.roles = find_roles(self.model, unit, public)
+            refuse_statistics(self.model, self.roles)
             self.parameters = ParameterSpace(self.model)
         self._chunk_size, self._compile_kwargs = chunk_size, compile_kwargs
         self._deterministics = {det.name for det in self.model.deterministics}

@@ -1,21 +1,21 @@
-"""Private data may reach the observed likelihood, and nothing else."""
+"""Private data may reach the observed likelihood, and nothing else that a result is made from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import NoReturn
 
-import numpy as np
 import pymc as pm
 from pymc.initial_point import make_initial_point_expression
 from pytensor.graph.basic import Variable
 
 from pymc_dp.compat import ancestors
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.naming import is_filled, name_of_array
 from pymc_dp.likelihood.nodes import (
     RecordData,
     all_data_nodes,
     is_excerpt,
-    name_by_shape,
     quoting_nothing,
     shape_constants,
     shapes_of_data,
@@ -24,71 +24,110 @@ from pymc_dp.likelihood.nodes import (
 )
 
 
-def refuse_private_outside_likelihood(
+def find_outside_likelihood(
     model: pm.Model,
     record_data: Sequence[RecordData],
     n: int,
     record_dims: frozenset[str],
     public: Sequence[str],
-) -> list[str]:
-    """Refuse; return the names of the arrays that priors and the like were allowed to use."""
-    private = [leaf for leaf in record_data if leaf.private]
+) -> tuple[list[str], list[str]]:
+    """Look for private data in everything but the likelihood, and refuse them where a release would show them.
+
+    A Deterministic is a function of parameters and data that nothing but a result is made from, so one with
+    private data in it is no danger to a result that does not have it.
+
+    Returns
+    -------
+    left_out : list of str
+        Deterministics that depend on private data, or may.
+    taken_as_public : list of str
+        Arrays that priors and the like were allowed to use.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If a prior, a Potential, a transform or an initial value depends on private data.
+    """
+    left_out: list[str] = []
     taken_as_public: list[str] = []
-
-    def private_source(graphs: Sequence[Variable], blockers: Sequence[Variable]) -> str | None:
-        shapes = set(shape_constants(graphs, blockers))
-        blockers = [*blockers, *shapes_of_data(graphs, blockers)]
-        for shared in shared_variables(model, graphs, blockers):
-            if shared.name not in public:
-                return shared.name or "a shared variable"
-        for node in all_data_nodes(graphs, blockers):
-            if node in shapes:
-                continue
-            for leaf in private:
-                if node is leaf.variable:
-                    return leaf.name
-            if node.name in public:
-                continue
-            values = values_of(node)
-            dims = model.named_vars_to_dims.get(node.name, ())
-            aligned = n in values.shape or bool(record_dims & set(dims))
-            # A constant is a new node each time it is used, so it is known by its shape. A fill
-            # value (zeros, ones) holds no data.
-            filled = values.size > 0 and np.array_equal(
-                values, np.broadcast_to(values.flat[0], values.shape)
-            )
-            name = node.name or name_by_shape(values, n)
-            if is_excerpt(values, [leaf.values for leaf in private]) or (
-                (aligned or values.size >= max(n, 2)) and not filled
-            ):
-                return name
-            if values.size > 1 and not filled:
-                taken_as_public.append(name)
-        return None
-
-    observed = set(model.observed_RVs)
+    look = partial(_sources, model, record_data, n, record_dims, public)
+    for det in model.deterministics:
+        try:
+            source, arrays = look(det, model.free_RVs)
+        except UnsupportedModelError:  # data that cannot be looked at
+            source, arrays = "data", []
+        if source is not None:
+            left_out.append(det.name)
+        else:
+            taken_as_public += arrays
     for what, graph, fix in _public_graphs(model):
-        blockers = [rv for rv in model.free_RVs if rv is not graph]
-        source = private_source([graph], blockers)
-        if source is None and observed & set(ancestors([graph], blockers=blockers)):
-            source = "an observed variable"
+        source, arrays = look(graph, [rv for rv in model.free_RVs if rv is not graph])
         if source is not None:
             raise UnsupportedModelError(f"{what} depends on private data ({source}). {fix}")
-    return taken_as_public
+        taken_as_public += arrays
+    return left_out, taken_as_public
 
 
-def refuse_size_outside_likelihood(model: pm.Model, n: int, record_dims: frozenset[str]) -> None:
+def _sources(
+    model: pm.Model,
+    record_data: Sequence[RecordData],
+    n: int,
+    record_dims: frozenset[str],
+    public: Sequence[str],
+    graph: Variable,
+    blockers: Sequence[Variable],
+) -> tuple[str | None, list[str]]:
+    """What private data a graph depends on, if any, and the arrays in it that pass for public ones."""
+    if set(model.observed_RVs) & set(ancestors([graph], blockers=blockers)):
+        return "an observed variable", []
+    private = [leaf for leaf in record_data if leaf.private]
+    shapes = set(shape_constants([graph], blockers))
+    blockers = [*blockers, *shapes_of_data([graph], blockers)]
+    for shared in shared_variables(model, [graph], blockers):
+        if shared.name not in public:
+            return shared.name or "a shared variable", []
+    taken_as_public = []
+    for node in all_data_nodes([graph], blockers):
+        if node in shapes:
+            continue
+        for leaf in private:
+            if node is leaf.variable:
+                return leaf.name, []
+        if node.name in public:
+            continue
+        values = values_of(node)
+        dims = model.named_vars_to_dims.get(node.name, ())
+        aligned = n in values.shape or bool(record_dims & set(dims))
+        filled = is_filled(values)
+        # A constant is a new node each time it is used, so it is known by its shape.
+        name = name_of_array(node, values, n, [graph])
+        if is_excerpt(values, [leaf.values for leaf in private]) or (
+            (aligned or values.size >= max(n, 2)) and not filled
+        ):
+            return name, []
+        if values.size > 1 and not filled:
+            taken_as_public.append(name)
+    return None, taken_as_public
+
+
+def refuse_size_outside_likelihood(
+    model: pm.Model, n: int, record_dims: frozenset[str], left_out: Collection[str]
+) -> None:
     """Refuse priors and the like that read n, the number of records, off the data, where it is private.
+
+    Nothing is said of the Deterministics that are `left_out` of the result.
 
     Raises
     ------
     UnsupportedModelError
     """
-    for det in model.deterministics:
+    kept = [det for det in model.deterministics if det.name not in left_out]
+    for det in kept:
         if record_dims & set(model.named_vars_to_dims.get(det.name, ())):
             _refuse_size(f"The Deterministic {det.name!r}")
     lengths = {model.dim_lengths[dim] for dim in record_dims if dim in model.dim_lengths}
-    for what, graph, _ in _public_graphs(model):
+    stored = [(f"The Deterministic {det.name!r}", det, "") for det in kept]
+    for what, graph, _ in chain(stored, _public_graphs(model)):
         blockers = [rv for rv in model.free_RVs if rv is not graph]
         # Graphs of initial values hold copies, so that data are known by their size and lengths by their names.
         told = any(
@@ -118,17 +157,6 @@ def _public_graphs(model: pm.Model) -> Iterator[tuple[str, Variable, str]]:
             "it in `public`.",
         )
         for rv in model.free_RVs
-    ]
-    stated += [
-        (
-            f"The Deterministic {det.name!r}",
-            det,
-            "Its values would be stored with the draws, without noise. Take it out of the model "
-            "(some distributions add one: `compute_p=False`), and compute it from the released "
-            "draws on data you may publish; if the array is public, make it a `pm.Data` and name it "
-            "in `public`.",
-        )
-        for det in model.deterministics
     ]
     stated += [
         (

@@ -9,6 +9,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.utils import MethodNotDefined
 
 from pymc_dp.compat import COMPILES_LOOPS, graph_inputs, io_toposort, pushforward
 from pymc_dp.exceptions import UnsupportedModelError
@@ -64,7 +65,7 @@ class UnitHessians:
             self._entry = compile_without_checks(
                 [graph.theta, v, w, *graph.rows], strip_checks(entry), compile_kwargs
             )
-        except (NotImplementedError, TypeError, ValueError) as error:
+        except (NotImplementedError, MethodNotDefined, TypeError, ValueError) as error:
             raise UnsupportedModelError(
                 f"The likelihood of {graph.observed} has no second "
                 f"derivatives ({type(error).__name__}). Use a step that needs none: DPHMC or "

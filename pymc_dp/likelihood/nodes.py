@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
+from pymc.distributions.censored import CensoredRV
+from pytensor.compile.ops import ViewOp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Cast
+from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dp.compat import ancestors, graph_inputs
 from pymc_dp.exceptions import PrivacyError, UnsupportedModelError
+from pymc_dp.likelihood.naming import shape_of
 
 WRAP_DATA = (
     "If arrays of records are written into the model directly, make them `pm.Data` (observed values "
@@ -45,6 +50,8 @@ class RecordData:
         Its record axis.
     private : bool
         False if the user declared it public.
+    limit : bool
+        Whether it is nothing but the limits of a censored variable, where infinity means that there is none.
     """
 
     variable: Variable = field(repr=False)
@@ -52,6 +59,7 @@ class RecordData:
     values: NDArray[Any] = field(repr=False)
     axis: int
     private: bool
+    limit: bool = False
 
 
 @contextmanager
@@ -176,10 +184,7 @@ def shape_constants(graphs: Sequence[Variable], blockers: Sequence[Variable]) ->
     """Whole-number constants that only say how large a random variable is."""
     found: dict[Constant, None] = {}
     for node in {v.owner for v in ancestors(graphs, blockers=blockers) if v.owner is not None}:
-        known = hasattr(node.op, "size_param") and (
-            getattr(node.op, "extended_signature", "") is not None
-        )
-        size = node.op.size_param(node) if known else None
+        size = _size_of(node)
         for c in ancestors([size], blockers=blockers) if size is not None else ():
             # One entry per axis, so a longer array is data that a size was computed from.
             if (
@@ -191,10 +196,35 @@ def shape_constants(graphs: Sequence[Variable], blockers: Sequence[Variable]) ->
     return list(found)
 
 
-def name_by_shape(values: NDArray[Any], n: int) -> str:
-    """What to call an array without a name. The number of records may be private, and is written n."""
-    sizes = ["n" if size == n else str(size) for size in values.shape]
-    return f"a constant array of shape ({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+def _size_of(node: Any) -> Variable | None:
+    """What a random variable was told of its size."""
+    # A truncated one has the inputs of the distribution that it truncates.
+    if isinstance(getattr(node.op, "base_rv_op", None), RandomVariable):
+        return node.inputs[1]
+    if hasattr(node.op, "size_param") and getattr(node.op, "extended_signature", "") is not None:
+        return node.op.size_param(node)
+    return None
+
+
+def only_limits(node: Variable, graphs: Sequence[Variable]) -> bool:
+    """Whether a data node is used for the limits of censored variables alone.
+
+    A record's value is compared with them, and they enter no arithmetic.
+    """
+    users: dict[Variable, list[tuple[Any, int]]] = {}
+    for user in {v.owner for v in ancestors(graphs) if v.owner is not None}:
+        for place, v in enumerate(user.inputs):
+            users.setdefault(v, []).append((user, place))
+    pending, found = [node], False
+    while pending:
+        for user, place in users.get(pending.pop(), []):
+            if isinstance(user.op, CensoredRV) and place > 0:
+                found = True
+            elif isinstance(user.op, DimShuffle | ViewOp):
+                pending += user.outputs
+            elif not isinstance(user.op, Shape | Shape_i):
+                return False
+    return found
 
 
 def is_excerpt(values: NDArray[Any], held: Sequence[NDArray[Any]]) -> bool:
@@ -228,7 +258,7 @@ def refuse_hidden(
             or (values.size >= n and (n in values.shape or values.dtype.kind == "f"))
         ):
             raise UnsupportedModelError(
-                f"{name_by_shape(values, n).capitalize()} is written into the likelihood in a way that does "
+                f"An array of shape {shape_of(values, n)} is written into the likelihood in a way that does "
                 "not let it be split into records (for example captured by the function of a "
                 "`pm.CustomDist`, or declared with `dims` that are not the records'). Pass it to "
                 f"the distribution as a parameter. {WRAP_DATA}"

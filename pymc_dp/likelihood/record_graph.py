@@ -27,6 +27,7 @@ from pymc_dp.likelihood.nodes import (
 )
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.roles import Roles
+from pymc_dp.likelihood.rows import with_rows
 
 
 class RecordGraph(NamedTuple):
@@ -94,7 +95,7 @@ def rebuild_observed(model: pm.Model, roles: Roles, length: Variable | None = No
     if length is None:
         length = rows[0].shape[roles.record_data[0].axis]
     replacements |= _lengths([*observed, *values], replacements, model, roles, length)
-    rebuilt = clone_replace([*observed, *values], replacements, rebuild_strict=False)
+    rebuilt = with_rows([*observed, *values], replacements, (roles.n_records, length))
     return ObservedRows(
         rebuilt[: len(observed)], rebuilt[len(observed) :], list(parameters.values()), rows
     )

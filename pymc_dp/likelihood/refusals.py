@@ -1,4 +1,6 @@
-"""Variables that no private step can sample."""
+"""Variables that no private step can sample, or that no host may store."""
+
+from collections.abc import Collection
 
 import pymc as pm
 from pymc.data import MinibatchIndexRV, MinibatchOp
@@ -30,8 +32,8 @@ def refuse_unsupported_variables(model: pm.Model) -> None:
         if isinstance(rv.owner.op, PartialObservedRV) or (half != rv.name and half in names):
             raise UnsupportedModelError(
                 f"{rv.name.removesuffix('_unobserved').removesuffix('_observed')!r} has missing values, which PyMC "
-                "imputes as free variables, one per record. Drop the incomplete records, or model "
-                "the missingness with a public rule."
+                "imputes as free variables, one per record. Drop such records before you build the model "
+                "(`table = table.dropna()`), or put a public constant in place of what is missing."
             )
         if isinstance(rv.owner.op, MinibatchRandomVariable):
             raise UnsupportedModelError(
@@ -66,6 +68,34 @@ def refuse_latents_per_record(
         ):
             raise UnsupportedModelError(
                 f"The free variable {rv.name!r} has one value per record or unit. A draw of it is "
-                "a release about each person, and the noise would drown it: integrate it out of "
-                "the likelihood, or let groups of records share it."
+                "a release about each person, and the noise would drown it. If it is normal, "
+                f"`pymc_dp.integrate_out(model, {rv.name!r})` takes it out of the model; or let groups of "
+                "records share it."
             )
+
+
+def refuse_to_store(
+    model: pm.Model, left_out: Collection[str], var_names: Collection[str] | None
+) -> None:
+    """Refuse a host that would keep, and judge by their values, Deterministics of private data.
+
+    Parameters
+    ----------
+    model : Model
+    left_out : collection of str
+        What no result may have.
+    var_names : collection of str, optional
+        What the host keeps. Default: all.
+
+    Raises
+    ------
+    UnsupportedModelError
+    """
+    variables = [v.name for v in model.unobserved_RVs]
+    if set(left_out) & set(variables if var_names is None else var_names):
+        public = [name for name in variables if name not in left_out]
+        raise UnsupportedModelError(
+            f"The Deterministics {list(left_out)} depend on private data, and `pm.sample` would store them without "
+            f"noise. `pymc_dp.sample` leaves them out; with `pm.sample`, add `var_names={public}`. Nothing has "
+            "been charged."
+        )

@@ -16,13 +16,14 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
-from pymc_dp.likelihood.containment import refuse_private_outside_likelihood
+from pymc_dp.likelihood.containment import find_outside_likelihood
+from pymc_dp.likelihood.naming import name_of_array
 from pymc_dp.likelihood.nodes import (
     RecordData,
     data_nodes,
     inner_data_nodes,
     is_excerpt,
-    name_by_shape,
+    only_limits,
     refuse_hidden,
     shape_constants,
     shared_variables,
@@ -62,6 +63,8 @@ class Roles:
         Record axis of each observed variable.
     public_data : tuple of str
         Data nodes of the likelihood that are treated as public: for the user to check.
+    left_out : tuple of str
+        Deterministics that depend on private data: no result may have them.
     """
 
     n_records: int
@@ -72,6 +75,7 @@ class Roles:
     record_data: tuple[RecordData, ...]
     observed_axes: tuple[int, ...]
     public_data: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def find_roles(
@@ -125,7 +129,7 @@ def find_roles(
         and (dims := model.named_vars_to_dims.get(leaf.variable.name))
         and dims[leaf.axis] is not None
     }
-    elsewhere = refuse_private_outside_likelihood(model, record_data, n, record_dims, public)
+    left_out, elsewhere = find_outside_likelihood(model, record_data, n, record_dims, public)
     codes, n_units = unit_codes(unit, n)
     if codes is None:
         refuse_repeated_labels(model, record_dims)
@@ -141,6 +145,7 @@ def find_roles(
         record_data=record_data,
         observed_axes=observed_axes,
         public_data=tuple(dict.fromkeys([*public_data, *elsewhere])),
+        left_out=tuple(left_out),
     )
 
 
@@ -176,7 +181,7 @@ def _sort_data(
         if node in axis_of_value:
             axis, name = axis_of_value[node], node.name or name_of_value[node]
         else:
-            name = node.name or name_by_shape(values, n)
+            name = name_of_array(node, values, n, graphs)
             found = _record_axis_of(model, node, values, n, record_dims, name)
             if found is None:
                 if isinstance(node, SharedVariable) and node.name not in public:
@@ -190,7 +195,8 @@ def _sort_data(
         private = node.name not in public
         if not private:
             public_data.append(name)
-        record_data.append(RecordData(node, name, values, axis, private))
+        limit = node not in axis_of_value and only_limits(node, graphs)
+        record_data.append(RecordData(node, name, values, axis, private, limit))
     held = [leaf.values for leaf in record_data]
     for name, values in others:
         if values.size >= max(n, 2) or is_excerpt(values, held):
@@ -253,12 +259,14 @@ def _refuse_unaligned(name: str) -> None:
 
 
 def refuse_non_finite(leaf: RecordData) -> None:
-    """Refuse NaN and infinite values, without saying where they are."""
+    """Refuse NaN, and infinite values that are no limits, without saying where they are."""
     if leaf.values.dtype.kind != "f":
         return
     rows = np.moveaxis(leaf.values, leaf.axis, 0)
-    if not all(np.isfinite(rows[i : i + 65536]).all() for i in range(0, len(rows), 65536)):
+    bad = np.isnan if leaf.limit else lambda x: ~np.isfinite(x)
+    if any(bad(rows[i : i + 65536]).any() for i in range(0, len(rows), 65536)):
         raise UnsupportedModelError(
-            f"{leaf.name!r} contains NaN or infinite values. Drop those records, or replace the "
-            "values by a public rule, before building the model."
+            f"{leaf.name!r} contains NaN or infinite values, and a record that has one has no likelihood. Drop "
+            "such records before you build the model (`table = table.dropna()`), or put a public constant in "
+            "place of what is missing (`np.nan_to_num(x, nan=0.0)`) and add a column that says where."
         )

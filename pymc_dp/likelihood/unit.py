@@ -129,4 +129,6 @@ def unit_name(unit: Any, record_dims: frozenset[str]) -> str:
     """The unit of privacy in words."""
     if unit is not None and not isinstance(unit, str) and not _is_axis(unit):
         return "all records with one identifier"
-    return f"one {sorted(record_dims)[0]}" if len(record_dims) == 1 else "one record"
+    # A name with underscores around it was made by a program (bambi's is "__obs__").
+    names = [dim for dim in record_dims if not dim.startswith("__")]
+    return f"one {names[0]}" if len(names) == len(record_dims) == 1 else "one record"

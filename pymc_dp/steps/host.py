@@ -21,6 +21,7 @@ from pymc_dp.exceptions import (
 from pymc_dp.likelihood.compiled import compile_model
 from pymc_dp.likelihood.containment import refuse_size_outside_likelihood
 from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.refusals import refuse_to_store
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Event
 from pymc_dp.privacy.guarantee import Guarantee
@@ -134,7 +135,9 @@ class PrivateStep(BlockedStep):
         self.roles = in_model if shards is None else shards.roles(self.model, in_model)
         check_units(self.roles.n_units)
         if not self.run.neighbours.public_size:
-            refuse_size_outside_likelihood(self.model, in_model.n_records, in_model.record_dims)
+            refuse_size_outside_likelihood(
+                self.model, in_model.n_records, in_model.record_dims, in_model.left_out
+            )
         self.vars = all_value_vars(self.model, vars, given["blocked"])
         self.run.open_account(given["delta"], self.roles.n_units)
         self.run_id, self.iterations = self.run.run_id, self.run.iterations
@@ -218,11 +221,11 @@ class PrivateStep(BlockedStep):
         return self.compiled.log_public
 
     def _releasable_names(self) -> tuple[str, ...]:
-        """Parameters, public deterministics, and public constants without a label per record."""
+        """Parameters, Deterministics of these alone, and public constants without a label per record."""
         aligned = {leaf.name for leaf in self.roles.record_data}
         constants = [name for name in self.roles.public_data if name not in aligned]
-        parameters = [v.name for v in (*self.model.unobserved_RVs, *self.model.value_vars)]
-        return (*parameters, *constants)
+        variables = [v.name for v in (*self.model.unobserved_RVs, *self.model.value_vars)]
+        return (*(name for name in variables if name not in self.roles.left_out), *constants)
 
     @abstractmethod
     def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
@@ -348,6 +351,7 @@ class PrivateStep(BlockedStep):
                 f"{planned.draws}, and its noise is calibrated to that. Give both the same number. "
                 "Nothing has been charged."
             )
+        refuse_to_store(self.model, self.roles.left_out, call.var_names)
 
     def _refuse_steps(self, strangers: Sequence[Any]) -> None:
         raise UnsupportedModelError(

@@ -26,7 +26,7 @@ group = rng.integers(5, size=N)
 X[2, 1] = x[2] = y[2] = SECRET
 COORDS = {"person": range(N), "feature": range(D), "again": range(N)}
 
-REFUSED = []
+REFUSED, LEFT_OUT = [], []
 
 
 def model_of(builder):
@@ -40,6 +40,16 @@ def refused(*words, **arguments):
 
     def register(builder):
         REFUSED.append(pytest.param(builder, words, arguments, id=builder.__name__))
+        return builder
+
+    return register
+
+
+def left_out(name):
+    """Register a model, and the Deterministic that no result may have."""
+
+    def register(builder):
+        LEFT_OUT.append(pytest.param(builder, name, id=builder.__name__))
         return builder
 
     return register
@@ -120,18 +130,18 @@ def latent_per_record_with_units():
 # -- Deterministics ---------------------------------------------------------------------------------
 
 
-@refused("Deterministic 'mean'", "(X)")
+@left_out("mean")
 def deterministic_of_data():
     mean = pm.Deterministic("mean", pm.Data("X", X) @ pm.Normal("b", shape=D))
     observe(mean)
 
 
-@refused("Deterministic 'mean'", "(n, 3)")
+@left_out("mean")
 def deterministic_of_an_array():
     observe(pm.Deterministic("mean", X @ pm.Normal("b", shape=D)))
 
 
-@refused("Deterministic 'average'", "(X)")
+@left_out("average")
 def deterministic_of_a_statistic():
     data = pm.Data("X", X)
     b = pm.Normal("b", shape=D)
@@ -139,26 +149,26 @@ def deterministic_of_a_statistic():
     observe(data @ b)
 
 
-@refused("Deterministic 'fit'")
+@left_out("fit")
 def deterministic_of_an_observed_variable():
     pm.Deterministic("fit", 2 * observe(pm.Normal("b")))
 
 
-@refused("Deterministic 'y_probs'", "compute_p=False")
+@left_out("y_probs")
 def deterministic_of_a_distributions_own():
     cuts = pm.Normal("cuts", np.arange(3.0), 1.0, transform=ordered, initval=np.arange(3.0))
     eta = pm.Normal("b") * pm.Data("x", x)
     pm.OrderedLogistic("y", eta=eta, cutpoints=cuts, observed=pm.Data("Y", group % 4))
 
 
-@refused("Deterministic 'copy'")
+@left_out("copy")
 def deterministic_of_most_of_an_array():
     b = pm.Normal("b")
     pm.Deterministic("copy", b + y[1:])
     observe(b)
 
 
-@refused("Deterministic 'copy'")
+@left_out("copy")
 def deterministic_of_a_scan():
     b, values = pm.Normal("b"), pt.as_tensor(y)
     scaled = pytensor.scan(
@@ -168,14 +178,14 @@ def deterministic_of_a_scan():
     observe(b)
 
 
-@refused("Deterministic 'copy'")
+@left_out("copy")
 def deterministic_of_an_inner_graph():
     b, inside = pm.Normal("b"), pt.dscalar()
     pm.Deterministic("copy", OpFromGraph([inside], [inside * pt.as_tensor(y)])(b))
     observe(b)
 
 
-@refused("sparse")
+@left_out("sums")
 def deterministic_of_a_sparse_matrix():
     sums = pytensor.sparse.sp_sum(pytensor.sparse.as_sparse(scipy.sparse.csr_matrix(X)), axis=0)
     b = pm.Normal("b", shape=D)
@@ -407,6 +417,23 @@ def test_refused_by_name(builder, words, arguments):
     assert "98765" not in message
 
 
+@pytest.mark.parametrize(("builder", "name"), LEFT_OUT)
+def test_deterministics_of_private_data_are_left_out(builder, name):
+    assert find_roles(model_of(builder)).left_out == (name,)
+
+
+def test_deterministics_of_parameters_and_public_data_stay():
+    def builder():
+        b = pm.Normal("b", shape=D)
+        pm.Deterministic("twice", 2 * b)
+        pm.Deterministic("curve", b[0] * pm.Data("grid", np.linspace(0, 1, 2 * N)))
+        mean = pm.Deterministic("mean", pm.Data("X", X) @ b)
+        pm.Deterministic("average", mean.mean())
+        observe(mean)
+
+    assert set(find_roles(model_of(builder), public=["grid"]).left_out) == {"mean", "average"}
+
+
 # -- named dimensions (pymc.dims) -------------------------------------------------------------------
 
 
@@ -443,7 +470,6 @@ def named_statistic(pmd, data):
     ("builder", "reason"),
     [
         (named_prior, "private data"),
-        (named_deterministic, "private data"),
         (named_latent, "one value per record"),
         (named_statistic, "no record axis"),
     ],
@@ -451,6 +477,10 @@ def named_statistic(pmd, data):
 def test_named_dimensions_are_refused_alike(builder, reason):
     with pytest.raises(UnsupportedModelError, match=rf"'b.*{reason}"):
         find_roles(named(builder))
+
+
+def test_named_deterministics_are_left_out_alike():
+    assert find_roles(named(named_deterministic)).left_out == ("b_fit",)
 
 
 # -- settings ---------------------------------------------------------------------------------------
@@ -563,7 +593,7 @@ def test_records_without_names():
     roles = find_roles(model_of(lambda: observe(x * pm.Normal("b"))))
     assert roles.unit == "one record"
     assert roles.record_dims == frozenset()
-    assert names_and_axes(roles) == {"Y": 0, "a constant array of shape (n,)": 0}
+    assert names_and_axes(roles) == {"Y": 0, "the array of shape (n,) in `b * x`": 0}
 
 
 def test_records_on_another_axis():
@@ -576,6 +606,32 @@ def test_records_on_another_axis():
     assert roles.n_records == N
     assert names_and_axes(roles) == {"Xt": 1, "Y": 1}
     assert roles.observed_axes == (1,)
+
+
+def test_an_array_without_a_name_is_called_by_its_use():
+    """The number of records may be private, and is not in it."""
+    b, a = "b", "a"
+
+    def builder():
+        slopes, levels = pm.Normal(b, shape=D), pm.Normal(a, shape=5)
+        observe(X @ slopes + levels[group] + pt.log(np.abs(x)), values=y)
+
+    assert set(names_and_axes(find_roles(model_of(builder)))) == {
+        "Y",
+        "the array of shape (n, 3) in `X @ b`",
+        "the array of shape (n,) in `a[index]`",
+        "the array of shape (n,)",
+    }
+
+
+def test_infinity_is_no_limit_of_a_censored_variable():
+    def builder(upper):
+        latent = pm.Normal.dist(pm.Normal("b"), 1.0)
+        pm.Censored("y", latent, lower=None, upper=upper, observed=pm.Data("Y", y))
+
+    assert [leaf.limit for leaf in find_roles(model_of(lambda: builder(np.where(x > 0, np.inf, y)))).record_data] == [False, True]  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="NaN"):
+        find_roles(model_of(lambda: builder(np.where(x > 0, np.nan, y))))
 
 
 def test_values_are_those_of_the_data():
@@ -592,7 +648,7 @@ def test_public_data_are_listed():
         observe(offsets + scale * (pm.Normal("b", shape=3) @ weights))
 
     roles = find_roles(model_of(builder), public=["offsets", "scale"])
-    assert set(roles.public_data) == {"offsets", "scale", "a constant array of shape (3,)"}
+    assert set(roles.public_data) == {"offsets", "scale", "the array of shape (3,) in `b @ X`"}
     assert {leaf.name for leaf in roles.record_data if leaf.private} == {"Y", "group"}
     assert {leaf.name for leaf in roles.record_data} == {"Y", "group", "scale"}
 

@@ -252,6 +252,39 @@ def weibull(data, rng, n):
 
 
 @in_zoo
+def survival(data, rng, n):
+    """PyMC's way to say that a death was observed: no limit."""
+    eta, _ = predictor(data, rng, n)
+    years = rng.weibull(1.5, size=n) + 0.1
+    latent = pm.Weibull.dist(alpha=pm.Gamma("alpha", 2.0, 1.0), beta=pt.exp(eta))
+    end = np.where(rng.random(n) < 0.6, np.inf, years)
+    pm.Censored("y", latent, lower=None, upper=data("end", end), observed=data("Y", years))
+
+
+@in_zoo
+def softmax_with_zeros(data, rng, n):
+    X = rng.normal(size=(n, D))
+    beta = pm.Normal("beta", 0.0, 1.0, shape=(D, 2))
+    eta = pt.concatenate([pt.zeros((n, 1)), data("X", X) @ beta], axis=1)
+    p = pm.Deterministic("p", pm.math.softmax(eta, axis=1))
+    pm.Categorical("y", p=p, observed=data("Y", rng.integers(3, size=n)))
+
+
+@in_zoo
+def hurdle(data, rng, n):
+    eta, truth = predictor(data, rng, n)
+    counts = rng.poisson(np.exp(truth)) * (rng.random(n) < 0.7)
+    pm.HurdlePoisson("y", psi=pm.math.sigmoid(eta), mu=pt.exp(eta), observed=data("Y", counts))
+
+
+@in_zoo
+def truncated_counts(data, rng, n):
+    eta, truth = predictor(data, rng, n)
+    latent = pm.NegativeBinomial.dist(mu=pt.exp(eta), alpha=pm.Exponential("alpha", 1.0))
+    pm.Truncated("y", latent, lower=1, observed=data("Y", 1 + rng.poisson(np.exp(truth))))
+
+
+@in_zoo
 def custom_logp(data, rng, n):
     def logp(value, mu, sigma):
         return -0.5 * ((value - mu) / sigma) ** 2 - pt.log(sigma)

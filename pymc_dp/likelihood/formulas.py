@@ -1,0 +1,124 @@
+"""Models written as formulas, with bambi: the PyMC model in them, and what bambi takes from the data on the way.
+
+Nothing is imported of bambi; a model of it is known by what it has.
+"""
+
+import re
+from typing import Any, NoReturn
+
+import numpy as np
+import pymc as pm
+from pytensor.graph.basic import Constant
+
+from pymc_dp.compat import graph_inputs
+from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.roles import Roles
+
+_RECORDS = "__obs__"
+"""What bambi calls the records' dimension, in every model that it builds."""
+_STATEFUL = ("bs", "center", "hsgp", "poly", "scale", "standardize")
+"""Functions of a formula that keep a mean, a standard deviation, quantiles or the like of a column."""
+_SCALED = {"gaussian": "sigma", "t": "sigma", "vonmises": "kappa"}
+"""Parameters for whose default prior bambi uses the outcome's standard deviation, by family."""
+_MIN_DISTINCT = 20
+"""A column of few values, such as a dummy, can have a mean of zero by design."""
+_EQUAL = 1e-9
+
+
+def is_formula(model: Any) -> bool:
+    """Whether something is a bambi model."""
+    return all(hasattr(model, name) for name in ("backend", "formula", "family", "build"))
+
+
+def pymc_model(model: Any) -> Any:
+    """The PyMC model of a bambi model, built if it is not yet; anything else is returned as it is.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If statistics of the data are in it: means of columns, scales of default priors, knots.
+    """
+    if not is_formula(model):
+        return model
+    formula = model.formula
+    texts = [formula.main, *formula.additionals]
+    used = [name for name in _STATEFUL if any(re.search(rf"\b{name}\s*\(", t) for t in texts)]
+    if used:
+        raise UnsupportedModelError(
+            f"The formula has {', '.join(f'`{name}(...)`' for name in used)}, computed with statistics of all "
+            "records (means, standard deviations, quantiles), which no noise covers. Add a column to the table "
+            "that is computed with public constants, and use its name: `data['age10'] = (data['age'] - 50) / 10`."
+        )
+    # Its name from bambi 0.21 on, and before.
+    components = model.parameters if hasattr(model, "parameters") else model.components
+    with_terms = [c for c in components.values() if getattr(c, "terms", None)]
+    if model.center_predictors and any(c.intercept_term and c.common_terms for c in with_terms):
+        _refuse_centred("bambi")
+    scaled = [
+        name
+        for name, term in components[model.family.likelihood.parent].terms.items()
+        if getattr(getattr(term, "prior", None), "auto_scale", False)
+    ]
+    own = _SCALED.get(model.family.name)
+    if own in components and getattr(getattr(components[own], "prior", 0), "auto_scale", False):
+        scaled.append(own)
+    if model.auto_scale and scaled:
+        _refuse_scaled(", ".join(map(repr, scaled)))
+    if not model.built:
+        model.build()
+    return model.backend.model
+
+
+def refuse_statistics(model: pm.Model, roles: Roles) -> None:
+    """Refuse what bambi has put into a model that it built, as far as the model shows it.
+
+    Columns less their own mean, and priors with the scale of the data in them.
+
+    Raises
+    ------
+    UnsupportedModelError
+    """
+    if _RECORDS not in model.coords:
+        return
+    columns = [
+        table[:, k].astype(float)
+        for leaf in roles.record_data
+        if leaf.private and leaf.values.dtype.kind in "fiu"
+        for table in [np.moveaxis(leaf.values, leaf.axis, 0).reshape(roles.n_records, -1)]
+        for k in range(table.shape[1])
+    ]
+    sds = np.array([x.std() for x in columns])
+    means = np.array([x.mean() for x in columns])
+    many = np.array([len(np.unique(x)) >= _MIN_DISTINCT for x in columns])
+    if (many & (abs(means) <= _EQUAL * sds)).any():
+        _refuse_centred("it")
+    # What bambi's default priors are scaled by.
+    positive = sds[sds > 0]
+    ratios = (2.5 * positive[:, None] / positive).ravel()
+    statistics = np.concatenate([positive, 2.5 * positive, 2.5 / positive, 1 / positive, ratios])
+    for rv in model.free_RVs:
+        numbers = [
+            np.ravel(v.data).astype(float)
+            for v in graph_inputs([rv], blockers=[x for x in model.free_RVs if x is not rv])
+            if isinstance(v, Constant) and getattr(v.type, "dtype", "") in ("float32", "float64")
+        ]
+        for x in np.concatenate([np.empty(0), *numbers]):
+            # Not numbers that a person would write.
+            if round(x, 4) != x and (abs(statistics - x) <= _EQUAL * abs(x)).any():
+                _refuse_scaled(repr(rv.name))
+
+
+def _refuse_centred(who: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"Columns of the model are less their own mean, as {who} centres predictors by default, and a mean of all "
+        "records is a statistic that no noise covers. Write `bmb.Model(..., center_predictors=False)`; "
+        "subtract public constants in the table if you like."
+    )
+
+
+def _refuse_scaled(names: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"The default priors of {names} are scaled by bambi with standard deviations of the data, statistics that no "
+        "noise covers. Give priors of your own: `bmb.Model(..., priors={'Intercept': bmb.Prior('Normal', mu=0, "
+        "sigma=5), 'common': bmb.Prior('Normal', mu=0, sigma=1), 'sigma': bmb.Prior('HalfNormal', sigma=5)})`."
+    )

@@ -1,0 +1,232 @@
+"""Effects of persons, integrated out: the same likelihood as by brute force, and the same posterior as with them."""
+
+import numpy as np
+import pymc as pm
+import pytest
+from numpy.testing import assert_allclose
+from scipy import integrate, stats
+
+import pymc_dp as dp
+from pymc_dp.compat import groups_of
+from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
+
+FAST = {"mode": "FAST_COMPILE"}
+PEOPLE = 20
+rng = np.random.default_rng(4)
+counts = rng.integers(1, 6, size=PEOPLE)
+who = rng.permutation(np.repeat(np.arange(PEOPLE), counts))
+x = rng.normal(size=len(who))
+age = rng.normal(size=PEOPLE)
+passed = (rng.random(len(who)) < 0.6).astype(int)
+score = 0.5 + rng.normal(size=PEOPLE)[who] + 0.3 * x + 0.5 * rng.normal(size=len(who))
+
+POINT = {"mu": 0.3, "tau_log__": np.log(1.3), "b": 0.4}
+
+
+def panel(outcome, effect=lambda tau, mu: pm.Normal("u", mu, tau, dims="person")):
+    with pm.Model(coords={"person": range(PEOPLE)}) as model:
+        mu, tau = pm.Normal("mu", 0, 1), pm.HalfNormal("tau", 2)
+        b = pm.Normal("b", 0, 1)
+        outcome(pm.Deterministic("eta", effect(tau, mu)[who] + b * x))
+    return model
+
+
+def logistic(eta):
+    pm.Bernoulli("y", logit_p=eta, observed=passed)
+
+
+def linear(eta):
+    pm.Normal("y", eta, 0.5, observed=pm.Data("scores", score))
+
+
+def non_centred(tau, mu):
+    return pm.Deterministic("effect", mu + tau * pm.Normal("u", 0, 1, shape=PEOPLE))
+
+
+def with_age(tau, mu):
+    return pm.Normal("u", mu + 0.7 * pm.Data("age", age), tau, dims="person")
+
+
+def terms(model, point=POINT):
+    (found,) = model.compile_logp(vars=model.observed_RVs, sum=False, **FAST)(point)
+    return found
+
+
+def by_brute_force(density, means=0.3):
+    """log ∫ N(u; mean, 1.3²) Π p(y | u + 0.4 x) du of every person, by adaptive quadrature."""
+
+    def one(j):
+        mine, mean = who == j, np.broadcast_to(means, PEOPLE)[j]
+
+        def integrand(u):
+            return stats.norm.pdf(u, mean, 1.3) * density(u + 0.4 * x[mine], mine).prod()
+
+        return np.log(integrate.quad(integrand, -9, 10, epsabs=1e-14, limit=300)[0])
+
+    return np.array([one(j) for j in range(PEOPLE)])
+
+
+def bernoulli(eta, mine):
+    p = 1 / (1 + np.exp(-eta))
+    return np.where(passed[mine] == 1, p, 1 - p)
+
+
+def normal(eta, mine):
+    return stats.norm.pdf(score[mine], eta, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (panel(logistic), lambda: by_brute_force(bernoulli)),
+        (panel(linear), lambda: by_brute_force(normal)),
+        (panel(logistic, non_centred), lambda: by_brute_force(bernoulli)),
+        (panel(linear, with_age), lambda: by_brute_force(normal, 0.3 + 0.7 * age)),
+    ],
+    ids=["logistic", "linear", "non-centred", "with data of persons"],
+)
+def test_a_persons_log_likelihood_is_the_integral(model, expected):
+    integrated = dp.integrate_out(model, "u")
+    assert {rv.name for rv in integrated.free_RVs} == {"mu", "tau", "b"}
+    assert integrated.deterministics == []
+    assert_allclose(terms(integrated), expected(), atol=3e-5)
+
+
+def test_more_points_are_more_exact():
+    """A person with very many records, whose effect is known far better than the prior tells it."""
+    n = 3_000
+    y = rng.normal(0.8, 0.5, size=n)
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 2), shape=2)
+        b = pm.Normal("b", 0, 1)
+        pm.Normal("y", u[np.repeat([0, 1], n // 2)] + b, 0.5, observed=y)
+    point = {"tau_log__": 0.0, "b": 0.3}
+    r = (y - 0.3).reshape(2, -1)
+    m, s2 = n // 2, 0.25
+    # The normal integral, in closed form.
+    exact = (
+        -m / 2 * np.log(2 * np.pi * s2) - 0.5 * np.log(1 + m / s2)
+        - 0.5 * ((r**2).sum(axis=1) - r.sum(axis=1) ** 2 / (m + s2)) / s2
+    )  # fmt: skip
+    errors = [
+        abs(terms(dp.integrate_out(model, "u", points=k), point) - exact).max() for k in (15, 60)
+    ]
+    assert errors[1] < 1e-5
+    assert errors[1] < errors[0]
+
+
+def test_rows_that_are_people_need_no_index():
+    """A Rasch model: a row of answers for every person."""
+    answers = rng.integers(2, size=(60, 4))
+    with pm.Model(coords={"person": range(60), "item": list("abcd")}) as wide:
+        tau = pm.HalfNormal("tau", 1)
+        theta = pm.Normal("theta", 0, tau, dims="person")
+        difficulty = pm.Normal("difficulty", 0, 1, dims="item")
+        pm.Bernoulli("right", logit_p=theta[:, None] - difficulty, observed=answers, dims=("person", "item"))  # fmt: skip
+    person, item = np.indices(answers.shape).reshape(2, -1)
+    with pm.Model() as long:
+        tau = pm.HalfNormal("tau", 1)
+        theta = pm.Normal("theta", 0, tau, shape=60)
+        difficulty = pm.Normal("difficulty", 0, 1, shape=4)
+        pm.Bernoulli("right", logit_p=theta[person] - difficulty[item], observed=answers.ravel())
+    point = {"tau_log__": 0.2, "difficulty": np.array([0.5, -0.3, 0.1, 1.0])}
+    found = [terms(dp.integrate_out(m, "theta"), point) for m in (wide, long)]
+    assert_allclose(found[0], found[1], rtol=1e-10)
+
+
+@pytest.mark.chain
+def test_the_posterior_is_that_of_the_model_with_its_effects():
+    keywords = {
+        "draws": 600,
+        "tune": 600,
+        "chains": 2,
+        "cores": 1,
+        "random_seed": 1,
+        "progressbar": False,
+    }
+    with_effects, without = (
+        groups_of(pm.sample(model=m, **keywords))["posterior"]
+        for m in (panel(linear), dp.integrate_out(panel(linear), "person"))
+    )
+    for name in ("mu", "tau", "b"):
+        a, b = with_effects[name].values.ravel(), without[name].values.ravel()
+        # 1,200 draws each, an effective third of them at least: 4 standard errors of a difference.
+        assert abs(a.mean() - b.mean()) < 4 * a.std() * np.sqrt(2 / 400)
+        assert 0.75 < a.std() / b.std() < 1.33
+
+
+def test_the_unit_is_a_person():
+    compiled = dp.compile(dp.integrate_out(panel(logistic), "u"), compile_kwargs=FAST)
+    assert compiled.roles.unit == "one person"
+    assert compiled.roles.n_units == PEOPLE
+    theta = compiled.parameters.start
+    expected = terms(compiled.model, compiled.parameters.point(theta))
+    assert_allclose(compiled.likelihood(theta), expected, rtol=1e-8)
+
+
+# -- refused ----------------------------------------------------------------------------------------
+
+
+def model_with(builder):
+    with pm.Model(coords={"person": range(PEOPLE)}) as model:
+        builder()
+    return model
+
+
+def not_normal():
+    u = pm.StudentT("u", nu=4, dims="person")
+    pm.Normal("y", u[who], 1, observed=score)
+
+
+def two_effects():
+    u, slope = pm.Normal("u", dims="person"), pm.Normal("slope", dims="person")
+    pm.Normal("y", u[who] + slope[who] * x, 1, observed=score)
+
+
+def no_index():
+    u = pm.Normal("u", dims="person")
+    pm.Normal("y", u.mean(), 1, observed=score)
+
+
+def read_together():
+    u = pm.Normal("u", dims="person")
+    pm.Normal("y", (u - u.mean())[who], 1, observed=score)
+
+
+def two_persons_in_a_record():
+    u = pm.Normal("u", dims="person")
+    pm.Normal("y", u[who] - u[who[::-1]], 1, observed=score)
+
+
+def in_another_prior():
+    u = pm.Normal("u", dims="person")
+    pm.Normal("y", pm.Normal("b", u[0]) + u[who], 1, observed=score)
+
+
+def two_outcomes():
+    u = pm.Normal("u", dims="person")
+    pm.Normal("y", u[who], 1, observed=score)
+    pm.Normal("z", pm.Normal("b"), 1, observed=score)
+
+
+@pytest.mark.parametrize(
+    ("builder", "words"),
+    [
+        (not_normal, ["'u'", "pm.Normal"]),
+        (two_effects, ["'slope'", "person"]),
+        (no_index, ["u[person]"]),
+        (read_together, ["u[person]"]),
+        (two_persons_in_a_record, ["two persons"]),
+        (in_another_prior, ["'b'"]),
+        (two_outcomes, ["'z'", "ledger"]),
+    ],
+)
+def test_what_does_not_split_by_persons_is_refused(builder, words):
+    with pytest.raises(UnsupportedModelError) as refusal:
+        dp.integrate_out(model_with(builder), "u")
+    assert all(word in str(refusal.value) for word in words)
+
+
+def test_names_that_are_not_there():
+    with pytest.raises(PrivacyConfigurationError, match=r"'theta'.*'mu'"):
+        dp.integrate_out(panel(logistic), "theta")
