@@ -48,6 +48,7 @@ from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
+from pymc_dp.steps.polynomial import DPPolynomial
 
 __all__ = [
     "DPHMC",
@@ -57,6 +58,7 @@ __all__ = [
     "DPBarker",
     "DPExponentialFamily",
     "DPPenalty",
+    "DPPolynomial",
     "Difference",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",

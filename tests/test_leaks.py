@@ -55,7 +55,16 @@ def test_chains_in_processes_depend_on_data_through_releases_alone(
     """Two unrelated data sets, the same released numbers: the same output, to the last bit."""
 
     def released(
-        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+        parts,
+        *,
+        dimension=None,
+        bound,
+        noise_multiplier,
+        permit,
+        noise,
+        neighbours,
+        nonzeros=None,
+        acute=False,
     ):
         for _ in parts:  # the real data are read, as always, but do not enter the release
             pass
@@ -265,7 +274,16 @@ def test_under_add_or_remove_nothing_tells_how_many_units_there_are(
         return np.random.default_rng([iteration, index]).normal(size=size)
 
     def total(
-        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+        parts,
+        *,
+        dimension=None,
+        bound,
+        noise_multiplier,
+        permit,
+        noise,
+        neighbours,
+        nonzeros=None,
+        acute=False,
     ):
         for _ in parts:
             pass
