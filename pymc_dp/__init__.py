@@ -44,6 +44,7 @@ from pymc_dp.results import release
 from pymc_dp.sampling import sample
 from pymc_dp.steps import comparators
 from pymc_dp.steps.anchored import DPAnchored
+from pymc_dp.steps.automatic import DPAutomatic
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
@@ -55,6 +56,7 @@ __all__ = [
     "Comparison",
     "CompiledModel",
     "DPAnchored",
+    "DPAutomatic",
     "DPBarker",
     "DPExponentialFamily",
     "DPPenalty",

@@ -2,58 +2,29 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from pymc_dp.linalg import Vector
 from pymc_dp.polynomial.basis import leverage, terms_of
-from pymc_dp.polynomial.chart import Chart
+from pymc_dp.polynomial.ladder import (
+    Region,
+    cooled,
+    hopeless,
+    normal_region,
+    settled,
+    wider,
+)
 from pymc_dp.polynomial.looks import Design, draw_design, last_look, look
 from pymc_dp.polynomial.model import Found, Surrogate
 from pymc_dp.polynomial.settings import SETTINGS
-from pymc_dp.polynomial.walkers import (
-    Tempered,
-    carried,
-    largest_step,
-    moved,
-    resampled,
-)
+from pymc_dp.polynomial.walkers import OfMany
 from pymc_dp.records.measurements import Measurements
-
-
-@dataclass
-class Region:
-    """Where the next design is drawn from: walkers, and the density that they are draws of.
-
-    Parameters
-    ----------
-    cloud : ndarray, shape (walkers, d)
-    log_density : callable
-        Of points, shape (points, d).
-    beta : float
-        Its temperature.
-    """
-
-    cloud: Vector
-    log_density: Callable[[Vector], Vector]
-    beta: float
-
-
-def gaussian(mean: Vector, covariance: Vector) -> Callable[[Vector], Vector]:
-    """Its log-density, up to a constant."""
-    precision = np.linalg.pinv(covariance, hermitian=True)
-
-    def log_density(theta: Vector) -> Vector:
-        off = theta - mean
-        return np.asarray(-np.einsum("ij,ij->i", off @ precision, off) / 2)
-
-    return log_density
 
 
 def build_surrogate(
     measure: Measurements,
-    log_prior: Callable[[Vector], Vector],
+    log_prior: OfMany,
     start: Vector,
     scales: Vector,
     *,
@@ -101,7 +72,7 @@ class _Run:
     def __init__(
         self,
         measure: Measurements,
-        log_prior: Callable[[Vector], Vector],
+        log_prior: OfMany,
         start: Vector,
         scales: Vector,
         tempering: float,
@@ -110,9 +81,8 @@ class _Run:
         self.rng = np.random.default_rng(0)  # public
         self.n_units = max(sum(measure.units(SETTINGS.histogram)), 1.0)
         d = len(start)
-        cloud = start + scales * self.rng.standard_normal((SETTINGS.walkers, d))
-        self.first = gaussian(start, np.diag(scales**2))
-        self.region = Region(cloud, self.first, 0.0)
+        self.region = normal_region(start, np.diag(scales**2), 0.0, self.rng)
+        self.first = self.region.log_density
         self.older: Vector | None = None
         self.degree = max(
             p for p in (1, 2, 3, SETTINGS.degree) if terms_of(d, p) <= SETTINGS.most_terms
@@ -120,7 +90,7 @@ class _Run:
         self.straight, self.spread = False, SETTINGS.spread
         self.narrower: Region | None = None
         self.share, self.before = SETTINGS.warm, math.inf
-        self.rounds, self.reached, self.arrived, self.done = 0, 0.0, False, False
+        self.rounds, self.reached, self.moving, self.done = 0, 0.0, True, False
 
     def round(self, on_progress: Callable[[str], None]) -> None:
         """One round."""
@@ -134,25 +104,29 @@ class _Run:
         design = draw_design(clouds, self.degree, self.straight, self.tempering, self.rng)
         surrogate, misfit = look(self.measure, design, region.cloud, self.share)
         self.rounds += 1
-        if not self.straight and region.beta > 0 and region.beta * misfit < s.agrees:
+        if design.basis.chart is None and region.beta > 0 and region.beta * misfit < s.agrees:
             surrogate = Surrogate(
                 surrogate.basis, surrogate.c, surrogate.root, s.trusted * surrogate.limit
             )
-        if region.beta * max(surrogate.noise, misfit / 2) > s.hopeless:
+        if hopeless(region, surrogate, misfit):
             self._again(surrogate, misfit)
             return
-        self.narrower, self.spread = None, s.spread
-        beta, density, theta, stopped = self._cool(surrogate, misfit)
-        self.reached = beta
-        on_progress(f"round {self.rounds}, at temperature {1 / max(beta, 1e-9):.3g}")
-        self._decide(surrogate, misfit, stopped, self._next(density, theta, beta, stopped))
+        factor, self.narrower, self.spread = self.spread, None, s.spread
+        found = cooled(region, surrogate, misfit, self.log_prior, self.first, self.rng)
+        self.reached = found.beta
+        on_progress(f"round {self.rounds}, at temperature {1 / max(found.beta, 1e-9):.3g}")
+        after = settled(found, self.rng)
+        if found.stopped == "border":
+            self.narrower = after
+            after = wider(after.cloud, after.beta, factor, self.rng)
+        self._decide(surrogate, misfit, found.stopped, after)
 
     def _again(self, surrogate: Surrogate, misfit: float) -> None:
         """What to do about a look that tells nothing."""
         s, d = SETTINGS, self.region.cloud.shape[1]
         if self.narrower is not None:
             self.region, self.narrower, self.spread = self.narrower, None, math.sqrt(self.spread)
-        elif misfit / 2 > surrogate.noise:
+        elif misfit > surrogate.noise:
             self.degree = self._higher(d) if self.straight else self.degree
             self.straight = True
         else:
@@ -167,95 +141,17 @@ class _Run:
         left = 1 - self.measure.spent - self.share - 6 * s.histogram - last
         return left < s.kept_for_last
 
-    def _cool(self, surrogate: Surrogate, misfit: float) -> tuple[float, Tempered, Vector, str]:
-        """How cold a surrogate lets a density become, that density at the next design's temperature, and its draws."""
-        region, s, rng = self.region, SETTINGS, self.rng
-        theta = region.cloud[surrogate.at(region.cloud)[1]]
-        theta = theta[rng.choice(len(theta), s.walkers)]
-        density = Tempered(self.log_prior, surrogate, 0.0, np.zeros(len(surrogate.c)), self.first)
-        density = density.at_temperature(region.beta, region.cloud)
-        theta = carried(theta, region.log_density, density, rng, surrogate.basis.chart)
-        beta, way, stopped = region.beta, [(density, theta)], ""
-        while beta < 1 and not stopped:
-            values = surrogate.at(theta)[0] @ surrogate.c
-            step = largest_step(values, 1 - beta)
-            colder = density.at_temperature(beta + step, theta)
-            there = moved(resampled(theta, step * values, rng), colder, s.steps, rng, surrogate.basis.chart)
-            stopped = self._stops(colder, there, misfit)
-            if not stopped:
-                beta, density, theta = colder.beta, colder, there
-                way.append((density, theta))
-        return (beta, *self._back(way, beta, stopped), stopped)
-
-    def _stops(self, density: Tempered, theta: Vector, misfit: float) -> str:
-        """What keeps a density from being believed, if anything."""
-        s, surrogate = SETTINGS, density.surrogate
-        q, _ = surrogate.at(theta)
-        beta, here = density.beta, density.at_temperature(density.beta, theta)
-        variance, most = s.doubtful
-        if (
-            beta * surrogate.noise_over(q) > s.noise
-            or np.mean(beta**2 * here.variance(q) > variance) > most
-        ):
-            return "noise"
-        if beta * misfit > s.misfit:
-            return "misfit"
-        near, most = s.border
-        return "border" if np.mean(leverage(q) > near * surrogate.limit) > most else ""
-
-    def _back(
-        self, way: list[tuple[Tempered, Vector]], beta: float, stopped: str
-    ) -> tuple[Tempered, Vector]:
-        """To a warmer density, for the next design."""
-        s = SETTINGS
-        wanted = beta if stopped == "border" else beta * (s.flat if beta >= 1 else s.warmer)
-        betas = np.array([max(density.beta, 1e-300) for density, _ in way])
-        density, theta = way[int(np.argmin(np.abs(np.log(betas / max(wanted, 1e-300)))))]
-        if wanted != density.beta and wanted > self.region.beta * 0.999:
-            values = density.surrogate.at(theta)[0] @ density.surrogate.c
-            theta = resampled(theta, (wanted - density.beta) * values, self.rng)
-            density = density.at_temperature(wanted, theta)
-        return density, theta
-
-    def _next(self, density: Tempered, theta: Vector, beta: float, stopped: str) -> Region:
-        """The next region."""
-        s, rng = SETTINGS, self.rng
-        warm, late = s.settle
-        of_walkers = density.with_noise(len(theta), rng) if density.beta >= s.own_noise else density
-        theta = moved(theta, of_walkers, warm if density.beta < s.cold else late, rng, density.surrogate.basis.chart)
-        def log_density(x: Vector) -> Vector:
-            return np.maximum(density(x, np.arange(len(x))), -1e9)
-
-        if stopped == "border":
-            self.narrower = Region(theta, log_density, density.beta)
-            return self._wider(theta, density.beta)
-
-        return Region(theta, log_density, density.beta)
-
-    def _wider(self, theta: Vector, beta: float) -> Region:
-        """A normal region around some walkers, in coordinates that straighten them."""
-        chart = Chart(theta)
-        u = chart(theta)[0]
-        mean, covariance = u.mean(axis=0), self.spread**2 * np.atleast_2d(np.cov(u.T))
-        normal = gaussian(mean, covariance)
-
-        def log_density(x: Vector) -> Vector:
-            straight, log_det = chart(x)
-            return normal(straight) - log_det
-
-        u = self.rng.multivariate_normal(mean, covariance, size=len(u))
-        return Region(chart.back(u)[0], log_density, beta)
-
     def _decide(self, surrogate: Surrogate, misfit: float, stopped: str, after: Region) -> None:
         """Whether the next look is the last one; if not, what it may cost, and of which degree it is."""
         s, before, d = SETTINGS, self.region, self.region.cloud.shape[1]
         at_one = surrogate.noise * math.sqrt(max(before.beta, 1e-300))
+        still = self._still(surrogate, after, at_one * math.sqrt(after.beta))
         ready = (
             after.beta >= s.cold
             and stopped != "border"
             and at_one <= s.fine
             and misfit <= s.fits * max(1.0, 0.25 / after.beta)
-            and self._settled(surrogate, after, at_one * math.sqrt(after.beta))
+            and still
         )
         if not ready:
             self._set_share(at_one, stopped, before.beta, after.beta)
@@ -263,10 +159,9 @@ class _Run:
             self.degree = self._higher(d)
         self.straight |= stopped == "misfit"
         self.older, self.region = before.cloud, after
-        self.arrived = ready
         self.done = ready or self._poor or self.rounds >= s.rounds
 
-    def _settled(self, surrogate: Surrogate, after: Region, noise: float) -> bool:
+    def _still(self, surrogate: Surrogate, after: Region, noise: float) -> bool:
         """Whether the next region lies inside this one, or where it was."""
         s, old, new = SETTINGS, self.region.cloud, after.cloud
         q = surrogate.basis(new)
@@ -288,6 +183,7 @@ class _Run:
             and drift < little + s.still_noise * uncertain
         )
         self.before = noise
+        self.moving = not (inside or (outside < most and drift < s.moving))
         return inside or still
 
     def _set_share(self, at_one: float, stopped: str, beta: float, after: float) -> None:
@@ -314,5 +210,5 @@ class _Run:
         surrogate = last_look(self.measure, design, cloud, self.n_units, SETTINGS.check)
         high = math.sqrt(max(surrogate.high, 0.0))
         return Found(
-            surrogate, cloud, self.reached, self.arrived, self.rounds, high, self.degree
+            surrogate, cloud, self.reached, not self.moving, self.rounds, high, self.degree
         ), design

@@ -43,7 +43,7 @@ class _Spline:
     @classmethod
     def fitted(cls, u: Vector, y: Vector, quantiles: Vector, precision: Vector) -> "_Spline":
         """By weighted least squares."""
-        knots = np.quantile(u, quantiles, axis=0) if u.shape[1] else np.empty((0, 0))
+        knots = np.asarray(np.quantile(u, quantiles, axis=0) if u.shape[1] else np.empty((0, 0)))
         X = _columns(u, knots)
         A = (X * precision[:, None]).T @ X
         A += 1e-9 * np.trace(A) / len(A) * np.eye(len(A))
@@ -77,7 +77,7 @@ class _Stage:
     most: float
 
     def __call__(self, u: Vector) -> tuple[Vector, Vector]:
-        """m and log s."""
+        """M and log s."""
         return self.mean(u), np.clip(self.log_scale(u), self.least, self.most)
 
 
@@ -95,7 +95,10 @@ class Chart:
         orders = list(permutations(range(d))) if 1 < d <= _MOST else [tuple(range(d))]
         charts = [_fitted(cloud[:, list(order)], d <= _MOST) for order in orders]
         best = int(np.argmin([score for _, score in charts]))
-        self._order, (self._stages, self.log_volume) = list(orders[best]), charts[best]
+        self._order, (self._stages, log_volume) = list(orders[best]), charts[best]
+        normal = np.linalg.slogdet(np.atleast_2d(np.cov(cloud.T)))[1] / 2
+        self.gain = float(normal) - log_volume
+        """By how much the logarithm of the cloud's volume is smaller in these coordinates than a normal law's."""
 
     def __call__(self, theta: Vector) -> tuple[Vector, Vector]:
         """Coordinates, shape (points, d), and the logarithm of dθ/du's determinant there."""

@@ -57,10 +57,13 @@ def draw_design(
     clouds: Vector, degree: int, straight: bool, tempering: float, rng: np.random.Generator
 ) -> Design:
     """A design of some of the clouds' points, in coordinates that straighten them if that is asked for."""
-    s = SETTINGS
-    K = math.ceil((2 if straight else 1) * s.points * (terms_of(clouds.shape[1], degree) + 1)) + 10
-    picked = clouds[rng.choice(len(clouds), K + s.held_out, replace=False)]
+    s, d = SETTINGS, clouds.shape[1]
     chart = Chart(clouds) if straight else None
+    if chart is not None and chart.gain < s.thinner:
+        chart = None
+    each = s.points if chart is None else s.points_in_chart
+    K = math.ceil(each * (terms_of(d, degree) + 1)) + 10
+    picked = clouds[rng.choice(len(clouds), K + s.held_out, replace=False)]
     return Design(picked[:K], picked[K:], Basis(picked[:K], degree, chart), tempering)
 
 
@@ -102,7 +105,10 @@ def look(
     surrogate = Surrogate(
         design.basis, total[:r], np.diag(sds[:r]), usable_up_to(design.basis, cloud)
     )
-    return surrogate, _size(total[r:], float(sds[r]))
+    e, free = total[r:] - total[r:].mean(), len(total) - r - 1
+    seen = max(float(e @ e) / free - sds[r] ** 2, 0.0)
+    # And half of what that is uncertain by.
+    return surrogate, math.sqrt(seen + sds[r] ** 2 * math.sqrt(2 / free) / 2)
 
 
 def _part(image: Image, columns: Places) -> Projection:
@@ -116,13 +122,6 @@ def _weights(parts: list[Places], lengths: list[float], least: float) -> Vector:
     for part, length in zip(parts, lengths, strict=True):
         weights[part] = (max(length, least * longest) ** 2 / len(part)) ** -0.25
     return weights
-
-
-def _size(misfits: Vector, sd: float) -> float:
-    """Root mean square of misfits without their noise, and half of what that is uncertain by."""
-    e, free = misfits - misfits.mean(), len(misfits) - 1
-    seen = max(float(e @ e) / free - sd**2, 0.0)
-    return math.sqrt(seen + sd**2 * math.sqrt(2 / free) / 2)
 
 
 def last_look(

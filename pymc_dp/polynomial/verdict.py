@@ -11,6 +11,11 @@ from pymc_dp.polynomial.settings import SETTINGS
 
 _MORE = "More records, a larger `epsilon`, or priors that say more would help."
 
+LOST = (
+    "Nothing could be made of what was released: noise is too large for so few records. The draws are about the "
+    f"prior's, and what was not spent is not charged. {_MORE}"
+)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -46,7 +51,7 @@ class Verdict:
     def warnings(self) -> list[str]:
         """For people."""
         s, found = SETTINGS, []
-        if not self.arrived and self.reached < 1:
+        if not self.arrived or self.reached < s.reached:
             found.append(
                 f"The way to the posterior did not end before the budget did (it reached {self.reached:.3g} of the "
                 f"log-likelihood): the last look was made too far around it, or in another place. {_MORE}"

@@ -17,6 +17,8 @@ from pymc_dp.polynomial.chart import Chart
 from pymc_dp.polynomial.model import Surrogate
 from pymc_dp.polynomial.settings import SETTINGS
 
+OfMany = Callable[[Vector], Vector]
+"""Of points, shape (points, d): log-densities, shape (points,)."""
 LogDensity = Callable[[Vector, Places], Vector]
 """Of points, shape (points, d), and the numbers of the walkers that they belong to."""
 
@@ -39,11 +41,11 @@ class Tempered:
         Coefficients of every walker's own.
     """
 
-    log_prior: Callable[[Vector], Vector]
+    log_prior: OfMany
     surrogate: Surrogate
     beta: float
     middle: Vector
-    first: Callable[[Vector], Vector] | None = None
+    first: OfMany | None = None
     own: Vector | None = None
 
     def __call__(self, theta: Vector, which: Places) -> Vector:
@@ -135,7 +137,7 @@ def resampled(theta: Vector, log_weights: Vector, rng: np.random.Generator) -> V
 
 def carried(
     theta: Vector,
-    before: Callable[[Vector], Vector],
+    before: OfMany,
     after: LogDensity,
     rng: np.random.Generator,
     chart: Chart | None = None,

@@ -8,11 +8,12 @@ looks say that a normal law is off, a chain on what it leaves out is paid for in
 (:mod:`pymc_dp.steps.residual_chain`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.draws import draw, sampler_at_hand
+from pymc_dp.anchor.law import Posterior
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.verdict import judge, report
 from pymc_dp.checks import fraction
@@ -126,6 +127,15 @@ class DPAnchored(AtOnce):
                 measure, self._law, tempering=self._tempering, draws=self.iterations,
                 chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
             )  # fmt: skip
+        return self._anchored(measure, purse)
+
+    def _anchored(
+        self,
+        measure: PaidMeasurements,
+        purse: Purse,
+        on_first: Callable[[Posterior], None] = lambda _: None,
+    ) -> Drawn:
+        """Draws of an anchor."""
         parameters = self.compiled.parameters
         self.anchor = anchor = build_anchor(
             measure,
@@ -133,6 +143,7 @@ class DPAnchored(AtOnce):
             parameters.start,
             tempering=self._tempering,
             moves=total_moves(self.run.chains, self.iterations),
+            on_first=on_first,
             on_progress=_tell,
         )
         verdict = judge(anchor, parameters.labels, parameters.largest)

@@ -13,16 +13,19 @@ import numpy as np
 from pymc_dp.anchor.build import prior_scales
 from pymc_dp.checks import fraction
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.linalg import Vector
 from pymc_dp.polynomial.basis import terms_of
 from pymc_dp.polynomial.build import build_surrogate
-from pymc_dp.polynomial.draws import draw
+from pymc_dp.polynomial.draws import draw, draw_prior
+from pymc_dp.polynomial.ladder import Lost
 from pymc_dp.polynomial.looks import check
 from pymc_dp.polynomial.model import Found
 from pymc_dp.polynomial.settings import SETTINGS
-from pymc_dp.polynomial.verdict import judge
+from pymc_dp.polynomial.verdict import LOST, judge
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.progress import tell
-from pymc_dp.records.measurements import PaidMeasurements
+from pymc_dp.records.measurements import Measurements, PaidMeasurements
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.at_once import AtOnce, Drawn
 from pymc_dp.steps.run import RunSettings
@@ -103,21 +106,63 @@ class DPPolynomial(AtOnce):
         return self.surrogate
 
     def _compile(self) -> None:
-        start = self.compiled.parameters.start
-        self._scales = np.minimum(prior_scales(self.log_public, start), 1.0)
-        self.log_public.many(start[None])
+        self._scales = first_scales(self.compiled)
 
     def _spend(self, measure: PaidMeasurements, purse: Purse) -> Drawn:
-        parameters, log_prior = self.compiled.parameters, self.log_public.many
-        self.surrogate, design = build_surrogate(
-            measure, log_prior, parameters.start, self._scales, tempering=self._tempering, on_progress=_tell
-        )  # fmt: skip
+        drawn, self.surrogate = draw_polynomial(
+            measure, self.compiled, self._scales, self._tempering, self.iterations, self.run.chains
+        )
+        return drawn
+
+
+def first_scales(compiled: CompiledModel) -> Vector:
+    """Sds of the first region: the prior's, but 1 at most. Compiles what the polynomial needs of the prior."""
+    start = compiled.parameters.start
+    compiled.log_public.many(start[None])
+    return np.minimum(prior_scales(compiled.log_public, start), 1.0)
+
+
+def draw_polynomial(
+    measure: Measurements,
+    compiled: CompiledModel,
+    scales: Vector,
+    tempering: float,
+    draws: int,
+    chains: int,
+) -> tuple[Drawn, Found | None]:
+    """Spend all that is left on a polynomial, and draw from it.
+
+    Parameters
+    ----------
+    measure : Measurements
+        Spent afterwards.
+    compiled : CompiledModel
+    scales : ndarray, shape (d,)
+        :func:`first_scales`.
+    tempering : float
+        T.
+    draws, chains : int
+
+    Returns
+    -------
+    drawn : Drawn
+    found : Found or None
+        None if nothing could be made of what was released: then the draws are the prior's.
+    """
+    start, log_prior = compiled.parameters.start, compiled.log_public.many
+    try:
+        found, design = build_surrogate(
+            measure, log_prior, start, scales, tempering=tempering, on_progress=_tell
+        )
         _tell("drawing from what was released")
-        drawn, plain = draw(self.surrogate, log_prior, self.iterations, self.run.chains)
+        drawn, plain = draw(found, log_prior, draws, chains)
         fresh = plain[np.linspace(0, len(plain) - 1, SETTINGS.held_out).astype(int)]
         _tell("asking what was missed")
-        verdict = judge(self.surrogate, plain, *check(measure, design, fresh))
-        return Drawn(drawn, verdict.report(self.surrogate), verdict.warnings)
+        verdict = judge(found, plain, *check(measure, design, fresh))
+        return Drawn(drawn, verdict.report(found), verdict.warnings), found
+    except (Lost, np.linalg.LinAlgError, OverflowError):  # of released numbers
+        of_prior = draw_prior(log_prior, start, scales, draws, chains)
+        return Drawn(of_prior, {"usable": 0.0}, [LOST]), None
 
 
 def _tell(what: str) -> None:
