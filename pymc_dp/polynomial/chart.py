@@ -47,7 +47,8 @@ class _Spline:
         X = _columns(u, knots)
         A = (X * precision[:, None]).T @ X
         A += 1e-9 * np.trace(A) / len(A) * np.eye(len(A))
-        return cls(knots, np.linalg.solve(A, X.T @ (precision * y)))
+        weights = np.linalg.solve(A, X.T @ (precision * y))
+        return cls(knots, np.asarray(weights, np.float64))
 
     def __call__(self, u: Vector) -> Vector:
         """Values, shape (points,)."""

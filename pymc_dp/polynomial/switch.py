@@ -39,7 +39,7 @@ def curvature(
     measure: Measurements,
     log_prior: OfMany,
     mean: Vector,
-    covariance: Vector,
+    covariances: tuple[Vector, ...],
     tempering: float,
 ) -> Curvature:
     """Ask how far from quadratic the log-likelihood is around a normal approximation.
@@ -49,30 +49,46 @@ def curvature(
     measure : Measurements
     log_prior : callable
         Of many points.
-    mean, covariance : ndarray
-        Of the approximation. The look is made in a region that is
-        :attr:`~pymc_dp.polynomial.settings.PolynomialSettings.around` times as wide: a curve shows from further
-        off, and noise in tempered nats is less there.
+    mean : ndarray, shape (d,)
+        Of the approximation.
+    covariances : tuple of ndarray, shape (d, d)
+        The look is made in a region that is :attr:`~pymc_dp.polynomial.settings.PolynomialSettings.around` times as
+        wide as the first: a curve shows from further off, and noise in tempered nats is less there. If that look
+        tells nothing, one is made in the next.
     tempering : float
         T.
 
     Notes
     -----
-    **Releases**: those of one :func:`~pymc_dp.polynomial.looks.look`.
+    **Releases**: those of one :func:`~pymc_dp.polynomial.looks.look` for each region.
     """
+    for covariance in covariances:
+        found = _seen(measure, log_prior, mean, covariance, tempering)
+        if found is not None:
+            return found
+    return Curvature(0.0, 0.0)
+
+
+def _seen(
+    measure: Measurements,
+    log_prior: OfMany,
+    mean: Vector,
+    covariance: Vector,
+    tempering: float,
+) -> Curvature | None:
+    """None if a look tells nothing."""
     s, rng = SETTINGS, np.random.default_rng(0)
     region = normal_region(mean, s.around**2 * covariance, s.around**-2, rng)
     design = draw_design(region.cloud, s.degree, False, tempering, rng)
     surrogate, misfit = look(measure, design, region.cloud, s.warm)
     if hopeless(region, surrogate, misfit):
-        return Curvature(0.0, surrogate.noise)
+        return None
     try:
         found = cooled(region, surrogate, misfit, log_prior, region.log_density, rng)
     except Lost:
-        return Curvature(0.0, surrogate.noise)
+        return None
     q, usable = surrogate.at(found.cloud)
-    quadratic = Basis(found.cloud[usable], 2)
-    known = quadratic(found.cloud[usable])
+    known = Basis(found.cloud[usable], 2)(found.cloud[usable])
     q = q[usable] - q[usable].mean(axis=0)
     beyond = found.density.beta * (q - known @ (known.T @ q) / len(q))
     noise = float(np.sum((beyond @ surrogate.root) ** 2)) / len(q)

@@ -1,5 +1,7 @@
 """The default: DPAnchored, or DPPolynomial where a released number says that a normal law will not do."""
 
+import numpy as np
+
 from pymc_dp.anchor.law import Posterior
 from pymc_dp.polynomial.switch import curvature
 from pymc_dp.privacy.purse import Purse
@@ -51,9 +53,8 @@ class DPAutomatic(DPAnchored):
         def on_first(posterior: Posterior) -> None:
             if measure.spent > 1 - _ENOUGH:
                 return
-            seen = curvature(
-                measure, self.log_public.many, posterior.mean, posterior.covariance, self._tempering
-            )
+            known = posterior.covariance, np.asarray(np.linalg.inv(posterior.exact))
+            seen = curvature(measure, self.log_public.many, posterior.mean, known, self._tempering)
             measured["curvature"] = seen.nats
             if seen.is_seen:
                 raise _Curved
