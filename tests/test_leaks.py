@@ -225,7 +225,11 @@ CASES += [
 
 def always(which, unit, spoil, errors):
     """The few cases that are run on every save; the others share most of their code with these."""
-    return which in ("penalty", "hmc", "anchored", "polynomial") and unit is PEOPLE and errors == "warn"
+    return (
+        which in ("penalty", "hmc", "anchored", "polynomial")
+        and unit is PEOPLE
+        and errors == "warn"
+    )
 
 
 CASES = [case if always(*case) else pytest.param(*case, marks=pytest.mark.sweep) for case in CASES]
