@@ -72,6 +72,7 @@ STEPS = {
     "DPPenalty, two records each": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 4, "unit": PEOPLE[:60]}),
     "DPSGLD, q = 0.5, two records each": (dp.comparators.DPSGLD, 60, {"sampling_rate": 0.5, "draws": 4, "unit": PEOPLE[:60]}),
     "DPAnchored, first draw": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 800, "statistic": first_draw}),
+    "DPPolynomial, first draw": (dp.DPPolynomial, 1000, {"epsilon": 8.0, "runs": 200, "statistic": first_draw}),
     "DPAnchored, 4 draws": (DPAnchored, 1000, {"draws": 4, "runs": 500}),
     "DPAnchored, two records each": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 400, "statistic": first_draw, "unit": PEOPLE}),
 }  # fmt: skip
@@ -80,7 +81,7 @@ STEPS = {
 def audited_step(name, **changed):
     step, n, settings = STEPS[name]
     keywords = {"epsilon": 2.0, "delta": 0.01, "runs": 3000, **settings, **changed}
-    y = records(n, spread=step is DPAnchored)
+    y = records(n, spread=step in (DPAnchored, dp.DPPolynomial))
     return dp.audit(
         mean_of, y, canary=-FAR, step=step, confidence=CONFIDENCE, **keywords, **COMPILE
     )

@@ -45,19 +45,23 @@ from pymc_dp.results import release
 from pymc_dp.sampling import sample
 from pymc_dp.steps import comparators
 from pymc_dp.steps.anchored import DPAnchored
+from pymc_dp.steps.automatic import DPAutomatic
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
+from pymc_dp.steps.polynomial import DPPolynomial
 
 __all__ = [
     "DPHMC",
     "Comparison",
     "CompiledModel",
     "DPAnchored",
+    "DPAutomatic",
     "DPBarker",
     "DPExponentialFamily",
     "DPPenalty",
+    "DPPolynomial",
     "Difference",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",

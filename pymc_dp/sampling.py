@@ -21,6 +21,7 @@ from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.progress import doing, hidden
 from pymc_dp.results import release, still_chains
 from pymc_dp.steps.anchored import DPAnchored
+from pymc_dp.steps.automatic import MOST_PARAMETERS, DPAutomatic
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.host import PrivateStep
@@ -164,9 +165,10 @@ def sample(
 
 
 def _default_step(keywords: dict[str, Any]) -> PrivateStep:
-    """DPAnchored, or DPHMC where there can be no anchor. Nothing is spent on finding out."""
+    """DPAutomatic or DPAnchored, or DPHMC where there can be no anchor. Nothing is spent on finding out."""
+    few = keywords["model"].d <= MOST_PARAMETERS
     try:
-        return DPAnchored(**keywords)
+        return (DPAutomatic if few else DPAnchored)(**keywords)
     except NoAnchorError as error:
         unknown = sorted(set(keywords) - _parameters(DPHMC))
         if unknown:

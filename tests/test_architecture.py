@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "gibbs": {"exceptions", "_version", "compat", "privacy", "mechanisms"},
     "records": {"exceptions", "_version", "checks", "privacy", "likelihood", "linalg"},
     "anchor": {"exceptions", "compat", "privacy", "likelihood", "linalg", "records", "progress"},
+    "polynomial": {"exceptions", "privacy", "linalg", "records"},
     "steps": {
         "exceptions",
         "checks",
@@ -43,6 +44,7 @@ MAY_IMPORT = {
         "exponential_family",
         "records",
         "anchor",
+        "polynomial",
     },
     "federated": {
         "exceptions",

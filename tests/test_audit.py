@@ -263,7 +263,11 @@ STEPS = {
         {"sampling_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]},
     ),
     "anchored, people": (DPAnchored, 1000, {"unit": PEOPLE}),
+    "polynomial": (dp.DPPolynomial, 1000, {}),
 }
+SPREAD = (DPAnchored, dp.DPPolynomial)
+# Runs that take a second or so.
+SLOW = ("anchored", "anchored, people", "polynomial")
 # One number that shows one noisy ratio, and says more than a discriminant of all of them.
 FIRST_RATIO = {"draws": 1, "statistic": lambda run: run.stats["accept_rate"][0]}
 
@@ -271,7 +275,7 @@ FIRST_RATIO = {"draws": 1, "statistic": lambda run: run.stats["accept_rate"][0]}
 def audited(which, runs, epsilon=2.0, delta=0.01, **keywords):
     step, n, settings = STEPS[which]
     return dp.audit(
-        waiting, records(n, spread=step is DPAnchored), canary=-FAR, step=step, epsilon=epsilon, delta=delta, runs=runs,
+        waiting, records(n, spread=step in SPREAD), canary=-FAR, step=step, epsilon=epsilon, delta=delta, runs=runs,
         **{"confidence": SURE, **settings, **keywords}, **FAST,
     )  # fmt: skip
 
@@ -280,7 +284,7 @@ def audited(which, runs, epsilon=2.0, delta=0.01, **keywords):
     "which", ["penalty", *(pytest.param(w, marks=pytest.mark.sweep) for w in [*STEPS][1:])]
 )
 def test_every_step_passes(which):
-    found = audited(which, runs=60 if "anchored" in which else 300)
+    found = audited(which, runs=60 if which in SLOW else 300)
     assert not found.violated
     assert found.epsilon == 2.0
 
@@ -288,10 +292,11 @@ def test_every_step_passes(which):
 @pytest.mark.nightly
 @pytest.mark.parametrize("which", STEPS)
 def test_every_step_passes_at_length(which):
-    found = audited(which, runs=1000 if "anchored" in which else 20_000)
+    found = audited(which, runs=1000 if which in SLOW else 20_000)
     assert not found.violated
     if which.split(",")[0] not in (
         "anchored",
+        "polynomial",
         "barker",
         "hmc",
     ):  # what these release says little of one record

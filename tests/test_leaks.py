@@ -55,7 +55,16 @@ def test_chains_in_processes_depend_on_data_through_releases_alone(
     """Two unrelated data sets, the same released numbers: the same output, to the last bit."""
 
     def released(
-        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+        parts,
+        *,
+        dimension=None,
+        bound,
+        noise_multiplier,
+        permit,
+        noise,
+        neighbours,
+        nonzeros=None,
+        acute=False,
     ):
         for _ in parts:  # the real data are read, as always, but do not enter the release
             pass
@@ -200,21 +209,27 @@ SAMPLERS = {
     "sgld": (dp.comparators.DPSGLD, plain, SAMPLED),
     "sgnht": (dp.comparators.DPSGNHT, plain, GENEROUS),
     "anchored": (dp.DPAnchored, plain, {"epsilon": 1e3, "delta": 1e-3}),
+    "polynomial": (dp.DPPolynomial, plain, {"epsilon": 1e3, "delta": 1e-3}),
+    "automatic": (dp.DPAutomatic, plain, {"epsilon": 1e3, "delta": 1e-3}),
     "exponential": (dp.DPExponentialFamily, rate_of, {**GENEROUS, "bounds": (-4, 4)}),
 }
 CASES = [(name, unit, HUGE, "warn") for name in SAMPLERS for unit in (None, PEOPLE)]
 # Where numbers of several records are added up, for users who have floating point errors raised.
-CASES += [(name, PEOPLE, HUGE, "raise") for name in ("anchored", "penalty", "sgnht")]
+CASES += [(name, PEOPLE, HUGE, "raise") for name in ("anchored", "polynomial", "penalty", "sgnht")]
 CASES += [
     (name, None, (build, values), "warn")
-    for name in ("penalty", "anchored")
+    for name in ("penalty", "anchored", "polynomial")
     for build, values in ((poisson, WHOLE), (categorical, WHOLE), (indexed, WHOLE % 6 - 3))
 ]
 
 
 def always(which, unit, spoil, errors):
     """The few cases that are run on every save; the others share most of their code with these."""
-    return which in ("penalty", "hmc", "anchored") and unit is PEOPLE and errors == "warn"
+    return (
+        which in ("penalty", "hmc", "anchored", "polynomial")
+        and unit is PEOPLE
+        and errors == "warn"
+    )
 
 
 CASES = [case if always(*case) else pytest.param(*case, marks=pytest.mark.sweep) for case in CASES]
@@ -265,7 +280,16 @@ def test_under_add_or_remove_nothing_tells_how_many_units_there_are(
         return np.random.default_rng([iteration, index]).normal(size=size)
 
     def total(
-        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+        parts,
+        *,
+        dimension=None,
+        bound,
+        noise_multiplier,
+        permit,
+        noise,
+        neighbours,
+        nonzeros=None,
+        acute=False,
     ):
         for _ in parts:
             pass

@@ -26,6 +26,7 @@ def build_anchor(
     *,
     tempering: float = 1.0,
     moves: int = 0,
+    on_first: Callable[[Posterior], None] = lambda _: None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Anchor:
     """Find out what a budget allows to be known of a posterior.
@@ -41,6 +42,8 @@ def build_anchor(
         T.
     moves : int
         How many a chain on residuals would make, if the law needs one; 0 for none.
+    on_first : callable, optional
+        Told what the first look near the mode says. It may raise, and the rest is not spent here.
     on_progress : callable, optional
         Told what is being done. Gets public text only.
 
@@ -63,6 +66,7 @@ def build_anchor(
             return run.nothing()
         on_progress("a first look there")
         run.first(search)
+        on_first(run.posterior)
         on_progress("choosing clipping bounds for good")
         run.settle()
         on_progress("measuring the gradient, second look")

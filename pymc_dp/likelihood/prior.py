@@ -11,7 +11,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace
+from pytensor.graph.replace import graph_replace, vectorize_graph
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.likelihood.compilation import compiling
@@ -43,6 +43,20 @@ class PublicLogDensity:
         """Log-density at `theta`, shape (d,); -inf outside the support, and for NaN."""
         value = float(self._function(theta))
         return value if value == value else -np.inf
+
+    @cached_property
+    @compiling()
+    def _of_many(self) -> Any:
+        points = pt.matrix("points", shape=(None, self._theta.type.shape[0]))
+        graph = vectorize_graph(self._graph, {self._theta: points})
+        function = pm.compile([points], graph, on_unused_input="ignore", **self._compile_kwargs)
+        function.trust_input = True
+        return function
+
+    def many(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log-density at many points, shape (points, d) to (points,); -inf where :meth:`__call__` is."""
+        values = np.broadcast_to(self._of_many(points), len(points))
+        return np.where(np.isnan(values), -np.inf, values)
 
     def at(self, theta: Variable) -> Variable:
         """Log-density at a symbolic `theta`, shape (d,)."""

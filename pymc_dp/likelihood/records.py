@@ -9,7 +9,7 @@ records can have been folded into a constant.
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -137,6 +137,13 @@ class RecordLikelihood:
         per_unit = np.zeros(self.roles.n_units)
         _sum_by_unit(per_record, self.roles.unit_of_record, per_unit)
         return per_unit
+
+    def at(self, points: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+        """Chunks of the units' log-likelihoods at some points, shape (units, points). Private."""
+        for chunk in self._chunks.all():
+            rows = self.rows(chunk.records)
+            columns = [chunk.per_unit(self.evaluate_rows(point, rows)) for point in points]
+            yield np.stack(columns, axis=1)
 
     def of_units(self, theta: NDArray[np.float64], units: NDArray[np.int64]) -> NDArray[np.float64]:
         """Log-likelihood of some units, shape (len(units),); nothing else is evaluated."""

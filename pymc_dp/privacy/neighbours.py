@@ -8,6 +8,9 @@ from typing import Any
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.events import Event, Gaussian
 
+_TRUNCATED = 1 + 2.0**-19
+r"""Above :math:`\sqrt{1 + 2 \sqrt D / R + 2^{-48}}` for D up to 2^12 and R = 2^26; the last part is for rounding."""
+
 
 @dataclass(frozen=True)
 class Neighbours:
@@ -37,9 +40,18 @@ class Neighbours:
         """L2 sensitivity √κ of counts in bins of which each unit is in one: κ bins change by 1."""
         return math.sqrt(self.terms)
 
-    def noise_sd(self, bound: float, noise_multiplier: float) -> float:
+    def of_acute_sum(self, bound: float) -> float:
+        r"""L2 sensitivity :math:`\sqrt\kappa B` of a sum of terms of which no two have a negative inner product.
+
+        :math:`|v - v'|^2 = |v|^2 + |v'|^2 - 2 v^\top v' \le 2 B^2`; and a hair more, for what is left of that
+        when entries are :func:`truncated <pymc_dp.privacy.clipping.add_clipped>` to whole numbers of R: an
+        inner product of two images is not below :math:`-2 R \sqrt D`, D the dimension.
+        """
+        return math.sqrt(self.terms) * bound * _TRUNCATED
+
+    def noise_sd(self, bound: float, noise_multiplier: float, acute: bool = False) -> float:
         """Standard deviation of the noise in a sum of terms clipped to `bound`: z times its sensitivity."""
-        return noise_multiplier * self.of_sum(bound)
+        return noise_multiplier * (self.of_acute_sum(bound) if acute else self.of_sum(bound))
 
     def count_sd(self, noise_multiplier: float) -> float:
         """Standard deviation of the noise in each of the counts by bin: z times their sensitivity."""

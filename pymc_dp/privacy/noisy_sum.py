@@ -140,8 +140,9 @@ def noisy_total(
     permit: Permit,
     noise: NoiseSource,
     neighbours: Neighbours = SUBSTITUTE_ONE,
+    acute: bool = False,
 ) -> NDArray[np.float64]:
-    """The release of :func:`noisy_sum`, from sums that were clipped elsewhere.
+    r"""The release of :func:`noisy_sum`, from sums that were clipped elsewhere.
 
     **Neighbouring relation**, **sensitivity**, **guarantee**: those of :func:`noisy_sum`, if each
     unit is in one part only. Integers are added exactly, so it is the same release to the last bit,
@@ -155,6 +156,9 @@ def noisy_total(
     nonzeros : int, optional
         How many entries of its vector a unit may have, if they are :class:`sparse
         <pymc_dp.privacy.clipping.Sparse>`: of these the dimension may be larger.
+    acute : bool
+        Whether no two units' terms can have a negative inner product, as those of :math:`w w^\top`. The
+        sensitivity is then √κ B in place of κB: :meth:`~pymc_dp.privacy.neighbours.Neighbours.of_acute_sum`.
     dimension, bound, noise_multiplier, permit, noise, neighbours
         As in :func:`noisy_sum`.
 
@@ -171,7 +175,7 @@ def noisy_total(
     total = release(
         lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
         Gaussian(noise_multiplier),
-        neighbours.noise_sd(RESOLUTION, noise_multiplier),
+        neighbours.noise_sd(RESOLUTION, noise_multiplier, acute),
         permit,
         noise,
     )

@@ -11,7 +11,7 @@ from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noisy_total, poisson_noisy_total
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
-from pymc_dp.records.questions import Centred, Everybody, Question, Vector
+from pymc_dp.records.questions import Centred, Everybody, Question, Vector, is_acute
 from pymc_dp.records.sums import RecordSums
 
 _SIZES = "sizes"
@@ -59,7 +59,8 @@ class Curator:
     ) -> Vector:
         """Noisy sum of the units' clipped terms, or of those of a secret Poisson sample.
 
-        **Sensitivity** κB in L2 norm under the curator's neighbours (2B or B). **Guarantee**: one Gaussian
+        **Sensitivity** κB in L2 norm under the curator's neighbours (2B or B); √κ B if the question's terms are
+        :func:`acute <pymc_dp.records.questions.is_acute>`. **Guarantee**: one Gaussian
         event of :func:`~pymc_dp.privacy.noisy_sum.noisy_total`, or, under substitute-one, PoissonGaussian
         event of :func:`~pymc_dp.privacy.noisy_sum.poisson_noisy_total`.
 
@@ -98,6 +99,7 @@ class Curator:
                 permit=permit,
                 noise=self._noise,
                 neighbours=self.neighbours,
+                acute=is_acute(of),
             )
         return poisson_noisy_total(
             lambda units: self._records.total(of, bound, units),
@@ -214,7 +216,7 @@ class PaidMeasurements:
         z, permit = self._purse.permit(share)
         self._note(getattr(of, "about", _SIZES), share)
         released = self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
-        return released, self._curator.neighbours.noise_sd(bound, z)
+        return released, self._curator.neighbours.noise_sd(bound, z, is_acute(of))
 
     def count(self, of: Question, share: float) -> tuple[float, float]:
         """See :class:`Measurements`.

@@ -56,6 +56,14 @@ class Question(Protocol):
         ...
 
 
+def is_acute(of: Question) -> bool:
+    """Whether no two terms that units can have have a negative inner product, as a question says of itself.
+
+    It is a claim that a sensitivity rests on: to be proved where it is made.
+    """
+    return bool(getattr(of, "acute", False))
+
+
 @dataclass(frozen=True, eq=False)
 class LogLikelihoodRatio:
     r""":math:`\ell_i(\theta') - \ell_i(\theta)`.

@@ -8,45 +8,31 @@ looks say that a normal law is off, a chain on what it leaves out is paid for in
 (:mod:`pymc_dp.steps.residual_chain`).
 """
 
-import logging
-import math
-import multiprocessing
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
-
-import numpy as np
 
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.draws import draw, sampler_at_hand
+from pymc_dp.anchor.law import Posterior
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.verdict import judge, report
 from pymc_dp.checks import fraction
 from pymc_dp.exceptions import (
     NoAnchorError,
-    PrivacyConfigurationError,
     UnsupportedModelError,
 )
-from pymc_dp.linalg import Vector
 from pymc_dp.privacy.clipping import MAX_DIMENSION
-from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
-from pymc_dp.progress import doing, tell
+from pymc_dp.progress import tell
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
-from pymc_dp.steps.grouped import Drawn, draw_groups, has_groups, law_model
-from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.at_once import AtOnce, Drawn
+from pymc_dp.steps.grouped import draw_groups, has_groups, law_model
 from pymc_dp.steps.residual_chain import corrected, doubts, total_moves
-from pymc_dp.steps.run import RunSettings, remember
-
-_log = logging.getLogger("pymc.dp")
-
-_ROUNDING = 1e-6
-"""Of shares that are added up to the whole budget."""
+from pymc_dp.steps.run import RunSettings
 
 
-class DPAnchored(PrivateStep):
+class DPAnchored(AtOnce):
     r"""Differentially private sampling by a private normal law of the likelihood, and the exact prior.
 
     No setting but the budget is needed. For smooth posteriors with one mode and up to some ninety
@@ -86,6 +72,7 @@ class DPAnchored(PrivateStep):
     """
 
     name = "dp_anchored"
+    made = "anchor", "build_anchor"
 
     def __init__(
         self,
@@ -106,9 +93,7 @@ class DPAnchored(PrivateStep):
                 "one for each person, integrate it out of the likelihood; a draw of it would be a release "
                 "about that person."
             )
-        # One release that costs the whole budget; a hair more, for the rounding of its division.
-        self._z = self.run.multiplier_of_one() * (1 + 2.0**-40)
-        self.pays(once=(Gaussian(self._z),), settings={"tempering": self._tempering})
+        self.pays_at_once({"tempering": self._tempering})
         _ = self.compiled.likelihood  # what it lacks, other samplers miss too
         asked = {"local": True} if self._grouped else {"derivatives": 2}
         try:
@@ -116,7 +101,6 @@ class DPAnchored(PrivateStep):
         except UnsupportedModelError as error:
             raise NoAnchorError(f"DPAnchored cannot be used: {error}") from None
         self.anchor: Anchor | None = None
-        self._draws: Any = None
 
     def build_anchor(self) -> Anchor | None:
         """Release what the law is made of, once, and draw from it; all chains of the run share it.
@@ -131,34 +115,27 @@ class DPAnchored(PrivateStep):
         PrivacyBudgetExceeded
             If the run does not fit the ledger.
         """
-        if self._draws is None:
-            law = law_model(self.compiled) if self._grouped else None
-            self.run.reserve()
-            purse = Purse(self.run.charge_first(), self._z)
-            measure = PaidMeasurements(self._curator, purse)
-            # Floating point errors, if a user has them raised, would tell of records, or lose the run.
-            with np.errstate(all="ignore"), doing("Anchor"):
-                if law is None:
-                    found = self._look(measure, purse)
-                else:
-                    found = draw_groups(
-                        measure, law, tempering=self._tempering, draws=self.iterations,
-                        chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
-                    )  # fmt: skip
-            spent = {f"spent_on_{what}": share for what, share in measure.spent_on.items()}
-            if (rest := purse.spent - sum(spent.values())) > _ROUNDING:
-                spent["spent_on_chain"] = rest
-            # A search that was lost, or a chain that was not needed.
-            if 0 < purse.spent < 1 - _ROUNDING:
-                self.run.settle_first(purse.close())
-            for warning in found.warnings:
-                _log.warning("%s", warning)
-            self.run.guarantee = replace(self.guarantee, measured={**found.measured, **spent})
-            remember(self)
-            self._draws = found.draws
+        self._release_once()
         return self.anchor
 
-    def _look(self, measure: PaidMeasurements, purse: Purse) -> Drawn:
+    def _compile(self) -> None:
+        self._law = law_model(self.compiled) if self._grouped else None
+
+    def _spend(self, measure: PaidMeasurements, purse: Purse) -> Drawn:
+        if self._law is not None:
+            return draw_groups(
+                measure, self._law, tempering=self._tempering, draws=self.iterations,
+                chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
+            )  # fmt: skip
+        return self._anchored(measure, purse)
+
+    def _anchored(
+        self,
+        measure: PaidMeasurements,
+        purse: Purse,
+        on_first: Callable[[Posterior], None] = lambda _: None,
+    ) -> Drawn:
+        """Draws of an anchor."""
         parameters = self.compiled.parameters
         self.anchor = anchor = build_anchor(
             measure,
@@ -166,6 +143,7 @@ class DPAnchored(PrivateStep):
             parameters.start,
             tempering=self._tempering,
             moves=total_moves(self.run.chains, self.iterations),
+            on_first=on_first,
             on_progress=_tell,
         )
         verdict = judge(anchor, parameters.labels, parameters.largest)
@@ -178,32 +156,6 @@ class DPAnchored(PrivateStep):
         _tell("a normal law is off: drawing by a chain on residuals")
         drawn, of_chain = corrected(self._curator, purse, anchor.correction, self.log_public, *size)
         return Drawn(drawn, {**measured, **of_chain}, verdict.warnings + doubts(of_chain))
-
-    def prepare(self) -> None:
-        """Release the anchor."""
-        self.build_anchor()
-
-    def summary(self) -> list[str]:
-        """See :class:`~pymc_dp.steps.host.PrivateStep`."""
-        tilt = self.guarantee.measured.get("tilt")
-        return [] if tilt is None else [f"tilt {float(tilt):.2f} posterior sds"]
-
-    def _check_unchanged(self) -> None:
-        if self._draws is None and multiprocessing.parent_process() is not None:
-            raise PrivacyConfigurationError(
-                "The chains of a run share one anchor, which must exist before they start in processes "
-                "of their own. Call `step.build_anchor()` before `pm.sample`, or use `pymc_dp.sample`, "
-                "or `cores=1`. Nothing has been released or charged."
-            )
-        super()._check_unchanged()
-
-    def _start_chain(self) -> None:
-        self.build_anchor()
-
-    def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
-        self.build_anchor()
-        drawn = self._draws[self.slot, permit.iteration]
-        return drawn, {"accepted": True, "accept_rate": 1.0, "scale": math.nan}
 
 
 def _tell(what: str) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -10,8 +9,8 @@ from pymc_dp.anchor.group_draws import LawModel
 from pymc_dp.anchor.group_looks import Shape
 from pymc_dp.anchor.groups import GroupPosterior, SearchLost, look_at_groups
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.linalg import Vector
 from pymc_dp.records.measurements import Measurements
+from pymc_dp.steps.at_once import Drawn
 
 GROUPS_FROM = 30
 """Parameters from which on a model with groups is looked at as one. With fewer, Hessians in all of them are
@@ -22,24 +21,6 @@ _SEED = 1
 """Of the draws: they are computed from released numbers, and anybody may do it again."""
 _PRIOR = 0.8
 """Of a group's prior variance, this much is left of one of which nothing was learnt."""
-
-
-class Drawn(NamedTuple):
-    """Draws of a law, and what there is to say of it. All of it is released.
-
-    Parameters
-    ----------
-    draws : ndarray, shape (chains, draws, d)
-        Of θ.
-    measured : dict
-        For the metadata.
-    warnings : list of str
-        For people.
-    """
-
-    draws: Vector
-    measured: dict[str, float | str]
-    warnings: list[str]
 
 
 def has_groups(compiled: CompiledModel) -> bool:

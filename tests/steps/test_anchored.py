@@ -244,7 +244,16 @@ def test_an_anchor_is_a_function_of_releases_alone(monkeypatch):
     """Other data, the same released numbers: the same anchor, to the last bit."""
 
     def released(
-        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+        parts,
+        *,
+        dimension=None,
+        bound,
+        noise_multiplier,
+        permit,
+        noise,
+        neighbours,
+        nonzeros=None,
+        acute=False,
     ):
         for _ in parts:
             pass

@@ -1,0 +1,96 @@
+"""Whether a normal law of the likelihood will do: asked of one look around it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dp.linalg import Vector
+from pymc_dp.polynomial.basis import Basis
+from pymc_dp.polynomial.ladder import Lost, cooled, hopeless, normal_region
+from pymc_dp.polynomial.looks import draw_design, look
+from pymc_dp.polynomial.settings import SETTINGS
+from pymc_dp.polynomial.walkers import OfMany
+from pymc_dp.records.measurements import Measurements
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """How far a tempered log-likelihood is from quadratic. Nothing in it is private.
+
+    Parameters
+    ----------
+    nats : float
+        Of it that no quadratic explains, over draws, without noise.
+    noise : float
+        Nats of noise in the same.
+    """
+
+    nats: float
+    noise: float
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a normal law is off, and noise alone would not say so."""
+        least, times = SETTINGS.curved
+        return self.nats > max(least, times * self.noise)
+
+
+def curvature(
+    measure: Measurements,
+    log_prior: OfMany,
+    mean: Vector,
+    covariances: tuple[Vector, ...],
+    tempering: float,
+) -> Curvature:
+    """Ask how far from quadratic the log-likelihood is around a normal approximation.
+
+    Parameters
+    ----------
+    measure : Measurements
+    log_prior : callable
+        Of many points.
+    mean : ndarray, shape (d,)
+        Of the approximation.
+    covariances : tuple of ndarray, shape (d, d)
+        The look is made in a region that is :attr:`~pymc_dp.polynomial.settings.PolynomialSettings.around` times as
+        wide as the first: a curve shows from further off, and noise in tempered nats is less there. If that look
+        tells nothing, one is made in the next.
+    tempering : float
+        T.
+
+    Notes
+    -----
+    **Releases**: those of one :func:`~pymc_dp.polynomial.looks.look` for each region.
+    """
+    for covariance in covariances:
+        found = _seen(measure, log_prior, mean, covariance, tempering)
+        if found is not None:
+            return found
+    return Curvature(0.0, 0.0)
+
+
+def _seen(
+    measure: Measurements,
+    log_prior: OfMany,
+    mean: Vector,
+    covariance: Vector,
+    tempering: float,
+) -> Curvature | None:
+    """None if a look tells nothing."""
+    s, rng = SETTINGS, np.random.default_rng(0)
+    region = normal_region(mean, s.around**2 * covariance, s.around**-2, rng)
+    design = draw_design(region.cloud, s.degree, False, tempering, rng)
+    surrogate, misfit = look(measure, design, region.cloud, s.warm)
+    if hopeless(region, surrogate, misfit):
+        return None
+    try:
+        found = cooled(region, surrogate, misfit, log_prior, region.log_density, rng)
+    except Lost:
+        return None
+    q, usable = surrogate.at(found.cloud)
+    known = Basis(found.cloud[usable], 2)(found.cloud[usable])
+    q = q[usable] - q[usable].mean(axis=0)
+    beyond = found.density.beta * (q - known @ (known.T @ q) / len(q))
+    noise = float(np.sum((beyond @ surrogate.root) ** 2)) / len(q)
+    nats = float(np.mean((beyond @ surrogate.c) ** 2)) - noise
+    return Curvature(float(np.sqrt(max(nats, 0.0))), float(np.sqrt(noise)))
