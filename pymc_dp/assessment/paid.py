@@ -69,7 +69,9 @@ class Payment:
         )  # fmt: skip
         check_units(roles.n_units)
         if not run.neighbours.public_size:
-            refuse_size_outside_likelihood(compiled.model, roles.n_records, roles.record_dims)
+            refuse_size_outside_likelihood(
+                compiled.model, roles.n_records, roles.record_dims, roles.left_out
+            )
         run.open_account(delta, roles.n_units)
         self._z = run.multiplier_of_one()
         tells_size = run.neighbours.public_size
