@@ -13,7 +13,7 @@ from pymc_dp.anchor.price import divergence, price
 from pymc_dp.anchor.residuals import Expansion
 from pymc_dp.anchor.search import Search, find_mode
 from pymc_dp.anchor.settings import SETTINGS
-from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.linalg import Vector, floored, positive, power
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.sums import hessians_fit
@@ -21,7 +21,7 @@ from pymc_dp.records.sums import hessians_fit
 
 def build_anchor(
     measure: Measurements,
-    log_public: PublicLogDensity,
+    log_public: LogPrior,
     start: Vector,
     *,
     tempering: float = 1.0,
@@ -35,7 +35,7 @@ def build_anchor(
     ----------
     measure : Measurements
         Asked for everything that is known of data, and spent afterwards.
-    log_public : PublicLogDensity
+    log_public : LogPrior
     start : ndarray, shape (d,)
         Where the search begins; public.
     tempering : float
@@ -87,7 +87,7 @@ class _Run:
     def __init__(
         self,
         measure: Measurements,
-        log_public: PublicLogDensity,
+        log_public: LogPrior,
         start: Vector,
         tempering: float,
     ):
@@ -255,7 +255,7 @@ class _Run:
         )  # fmt: skip
 
 
-def prior_scales(log_public: PublicLogDensity, start: Vector) -> Vector:
+def prior_scales(log_public: LogPrior, start: Vector) -> Vector:
     """Standard deviations of the prior, about, of every parameter; 1 where it has none."""
     precision = -np.diag(log_public.hessian(start))
     return np.where(precision > 0, 1 / np.sqrt(np.maximum(precision, 1e-300)), 1.0)

@@ -23,7 +23,7 @@ import numpy as np
 
 from pymc_dp.anchor.look import Look
 from pymc_dp.anchor.settings import SETTINGS
-from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.linalg import Vector, denoised, floored, mean_if_positive, positive, power
 
 _STEPS = 60
@@ -134,14 +134,14 @@ class Posterior:
 
 
 def posterior_of(
-    law: Law, log_public: PublicLogDensity, start: Vector, looks: "Pooled | None" = None
+    law: Law, log_public: LogPrior, start: Vector, looks: "Pooled | None" = None
 ) -> Posterior:
     """Newton's way to the mode of a law times the prior.
 
     Parameters
     ----------
     law : Law
-    log_public : PublicLogDensity
+    log_public : LogPrior
         The prior.
     start : ndarray, shape (d,)
     looks : Pooled, optional

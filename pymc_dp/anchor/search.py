@@ -10,7 +10,7 @@ from pymc_dp.anchor.law import far_away, pooled, posterior_of
 from pymc_dp.anchor.look import Look
 from pymc_dp.anchor.looks import Looks
 from pymc_dp.anchor.settings import SETTINGS
-from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.linalg import Vector, floored, power
 
 
@@ -28,7 +28,7 @@ class Search:
         How many units, about.
     scales : ndarray, shape (d,)
         The prior's: no step is longer than two of them.
-    log_public : PublicLogDensity
+    log_public : LogPrior
         The prior.
 
     Attributes
@@ -53,7 +53,7 @@ class Search:
         Whether it has plainly diverged.
     """
 
-    def __init__(self, theta: Vector, n_units: float, scales: Vector, log_public: PublicLogDensity):
+    def __init__(self, theta: Vector, n_units: float, scales: Vector, log_public: LogPrior):
         self.theta, self.lost, self.looks = theta, False, list[Look]()
         self.P: Any = None
         self.length = self.travelled = self.change = self.error = self.tilt = self.t1 = math.inf
@@ -121,7 +121,7 @@ class Search:
 
 def find_mode(
     looks: Looks,
-    log_public: PublicLogDensity,
+    log_public: LogPrior,
     start: Vector,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Search:
@@ -131,7 +131,7 @@ def find_mode(
     ----------
     looks : Looks
         What pays for it: :attr:`AnchorSettings.search <pymc_dp.anchor.settings.AnchorSettings.search>`, about.
-    log_public : PublicLogDensity
+    log_public : LogPrior
     start : ndarray, shape (d,)
         Public.
     on_progress : callable, optional

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pymc as pm
@@ -16,6 +16,22 @@ from pytensor.graph.replace import graph_replace, vectorize_graph
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.parameters import ParameterSpace
+
+
+class LogPrior(Protocol):
+    """A public log-density of θ with its derivatives."""
+
+    def __call__(self, theta: NDArray[np.float64]) -> float:
+        """Log-density at `theta`, shape (d,), up to a constant; -inf outside the support."""
+        ...
+
+    def gradient(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Shape (d,)."""
+        ...
+
+    def hessian(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Shape (d, d)."""
+        ...
 
 
 class PublicLogDensity:

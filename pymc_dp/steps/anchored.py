@@ -15,6 +15,7 @@ from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.draws import draw, sampler_at_hand
 from pymc_dp.anchor.law import Posterior
 from pymc_dp.anchor.model import Anchor
+from pymc_dp.anchor.part import ReadPart, read_part
 from pymc_dp.anchor.verdict import judge, report
 from pymc_dp.checks import fraction
 from pymc_dp.exceptions import (
@@ -120,6 +121,7 @@ class DPAnchored(AtOnce):
 
     def _compile(self) -> None:
         self._law = law_model(self.compiled) if self._grouped else None
+        self._part = None if self._grouped else read_part(self.compiled)
 
     def _spend(self, measure: PaidMeasurements, purse: Purse) -> Drawn:
         if self._law is not None:
@@ -127,7 +129,20 @@ class DPAnchored(AtOnce):
                 measure, self._law, tempering=self._tempering, draws=self.iterations,
                 chains=self.run.chains, nuts_sampler=self._nuts_sampler, on_progress=_tell,
             )  # fmt: skip
-        return self._anchored(measure, purse)
+        return self._of_part(measure, self._part) if self._part else self._anchored(measure, purse)
+
+    def _of_part(self, measure: PaidMeasurements, part: ReadPart) -> Drawn:
+        """Draws of an anchor of what the likelihood reads, and the prior of all."""
+        found = build_anchor(
+            part.measurements(measure), part.prior, part.start[part.read], tempering=self._tempering,
+            on_progress=_tell,
+        )  # fmt: skip
+        verdict = judge(found, part.labels, part.largest)
+        measured = report(found, part.labels, verdict.usable)
+        self.anchor = part.whole(found)
+        _tell("compiling what was released, and drawing from it: no data are read any more")
+        drawn = draw(self.anchor, self.log_public, self.iterations, self.run.chains, self._nuts_sampler)  # fmt: skip
+        return Drawn(drawn, measured, verdict.warnings)
 
     def _anchored(
         self,

@@ -201,7 +201,16 @@ def test_nothing_is_read_before_it_is_paid_for(fitted, monkeypatch):
 
 def test_the_table_is_a_function_of_releases_alone(fitted, monkeypatch):
     def total(
-        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+        parts,
+        *,
+        dimension=None,
+        bound,
+        noise_multiplier,
+        permit,
+        noise,
+        neighbours,
+        nonzeros=None,
+        acute=False,
     ):
         for _ in parts:
             pass

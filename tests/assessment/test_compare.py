@@ -284,7 +284,16 @@ def test_the_table_is_a_function_of_releases_alone(pair, monkeypatch):
     """Other people, some of them impossible, and the same released numbers: the same table."""
 
     def total(
-        parts, *, dimension=None, bound, noise_multiplier, permit, noise, neighbours, nonzeros=None
+        parts,
+        *,
+        dimension=None,
+        bound,
+        noise_multiplier,
+        permit,
+        noise,
+        neighbours,
+        nonzeros=None,
+        acute=False,
     ):
         for _ in parts:
             pass
