@@ -278,7 +278,14 @@ def _log_integral(
     x, spacing = _evenly(points)
     nodes = disconnected_grad(mean + spread * (centre + width * x))
     apart = disconnected_grad((spread * width)[:, 0]) * spacing
-    return pt.logsumexp(log_integrand(nodes, points), axis=1) + pt.log(apart)
+    return _log_sum(log_integrand(nodes, points)) + pt.log(apart)
+
+
+def _log_sum(terms: Variable) -> Variable:
+    """Log of the sum of exponentials over axis 1, without overflow in any mode of PyTensor."""
+    top = disconnected_grad(terms.max(axis=1))
+    top = pt.switch(pt.isinf(top), 0.0, top)
+    return top + pt.log(pt.exp(terms - top[:, None]).sum(axis=1))
 
 
 def _evenly(points: int) -> tuple[Variable, float]:
