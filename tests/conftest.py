@@ -7,6 +7,7 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
+from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import SecureNoise
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -40,6 +41,23 @@ def repeatable(monkeypatch):
 
     monkeypatch.setattr(SecureNoise, "discrete_gaussian", discrete_gaussian)
     monkeypatch.setattr(SecureNoise, "words", words)
+
+
+@pytest.fixture
+def canned_totals(monkeypatch):
+    """Totals over the units are paid for, go through the data, and then have nothing to do with them."""
+
+    def install(noise_of):
+        """As noise of standard deviation 1: a function of the size and of what the permit gave."""
+
+        def total(parts, *, dimension=None, bound, noise_multiplier, permit, **others):
+            for _ in parts:
+                pass
+            return bound * noise_of(dimension, permit.take(Gaussian(noise_multiplier)))
+
+        monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", total)
+
+    return install
 
 
 @pytest.fixture(scope="session")

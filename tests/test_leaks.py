@@ -268,38 +268,22 @@ def test_output_depends_on_data_through_releases_alone(
 
 @pytest.mark.parametrize("which", ["penalty", "hmc", "sgld", "sgnht", "exponential"])
 def test_under_add_or_remove_nothing_tells_how_many_units_there_are(
-    which, monkeypatch, caplog, capfd
+    which, monkeypatch, caplog, capfd, canned_totals
 ):
     """Data sets of two sizes, and the same released numbers: the same output, down to the last bit."""
     step_type, build, settings = SAMPLERS[which]
     settings = {k: v for k, v in settings.items() if k not in ("sampling_rate", "n_leapfrog")}
     settings |= {"step_size": 1e-3} if "sg" in which else {}
 
-    def made_up(size, permit, multiplier):
-        _, iteration, index = permit.take(Gaussian(multiplier))
+    def made_up(size, taken):
+        _, iteration, index = taken
         return np.random.default_rng([iteration, index]).normal(size=size)
-
-    def total(
-        parts,
-        *,
-        dimension=None,
-        bound,
-        noise_multiplier,
-        permit,
-        noise,
-        neighbours,
-        nonzeros=None,
-        acute=False,
-    ):
-        for _ in parts:
-            pass
-        return bound * made_up(dimension, permit, noise_multiplier)
 
     def kept(self, along, *, noise_multiplier, permit, noise):
         self._projected(along)
-        return along.bound * float(made_up(None, permit, noise_multiplier))
+        return along.bound * float(made_up(None, permit.take(Gaussian(noise_multiplier))))
 
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", total)
+    canned_totals(made_up)
     monkeypatch.setattr(KeptSum, "release", kept)
     monkeypatch.setattr("pymc_dp.steps.run.secrets.randbits", lambda bits: 7)
     runs, sizes = [], (1607, 2789)

@@ -23,6 +23,7 @@ from pymc_dp.linalg import Vector
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.questions import Question, Units, UnitTerms
+from pymc_dp.unconstrained import unconstrained
 
 _PRIOR_DRAWS = 4000
 _TAIL = 0.01
@@ -228,10 +229,9 @@ def _prior_draws(model: pm.Model, names: list[str], of_value: dict[str, Any]) ->
     outputs = []
     for name in names:
         rv = of_value[name]
-        transform = model.rvs_to_transforms[rv]
-        outputs.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
+        outputs.append(unconstrained(rv, model.rvs_to_transforms[rv]))
     try:
         found = pm.draw(outputs, draws=_PRIOR_DRAWS, random_seed=0, mode="FAST_COMPILE")
-    except NotImplementedError:  # `Flat` has no draws
+    except Exception:  # noqa: BLE001  # a prior without draws, or with its own that fail: no data in it
         return None
     return np.concatenate([np.reshape(x, (_PRIOR_DRAWS, -1)) for x in found], axis=1)

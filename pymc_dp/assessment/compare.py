@@ -18,7 +18,7 @@ from pymc_dp.assessment.predictive import (
     contrast_basis,
     optimism,
     posterior_and_model,
-    unconstrained,
+    unconstrained_draws,
 )
 from pymc_dp.assessment.same_units import refuse_other_units
 from pymc_dp.assessment.tails import OF_LAST_COUNT, find_bound, longer
@@ -271,7 +271,7 @@ def compare(
         attrs, groups = drawn[name]
         posterior_and_model(one, attrs, name, payment.noise.secure)
         with doing(f"Compiling {name}"):
-            theta = unconstrained(one.parameters, groups["posterior"])
+            theta = unconstrained_draws(one.parameters, groups["posterior"])
             predicting.append((one.likelihood, theta))
             gains.append(optimism(theta, one.log_public))
     with doing("Comparing predictions"), np.errstate(all="ignore"):

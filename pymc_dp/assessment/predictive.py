@@ -26,6 +26,7 @@ from pymc_dp.linalg import as_vectors, clip
 from pymc_dp.outcomes import draws_of
 from pymc_dp.privacy.clipping import in_silence
 from pymc_dp.records.questions import Units, Vector
+from pymc_dp.unconstrained import unconstrained
 
 _MOST_DRAWS = 1000
 """So many, evenly spaced, say what a posterior predicts: the densities are those of the mixture of these."""
@@ -34,7 +35,7 @@ _IMPOSSIBLE = 1e6
 """Nats by which a record counts that a model calls impossible, or cannot evaluate. It is clipped."""
 
 
-def unconstrained(parameters: ParameterSpace, posterior: xr.Dataset) -> Vector:
+def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Vector:
     """θ of at most 1,000 draws, evenly spaced, shape (draws, d).
 
     Parameters
@@ -53,8 +54,7 @@ def unconstrained(parameters: ParameterSpace, posterior: xr.Dataset) -> Vector:
     rv_of = {value: rv for rv, value in model.rvs_to_values.items()}
     parts = []
     for rv in (rv_of[value] for value in model.value_vars):
-        transform = model.rvs_to_transforms[rv]
-        moved = rv if transform is None else transform.forward(rv, *rv.owner.inputs)
+        moved = unconstrained(rv, model.rvs_to_transforms[rv])
         part = pt.as_tensor(moved, allow_xtensor_conversion=True)
         parts.append(part.ravel().astype("float64"))
     (theta,) = clone_replace([pt.concatenate(parts)], given, rebuild_strict=False)

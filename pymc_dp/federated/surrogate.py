@@ -18,6 +18,7 @@ from pymc_dp.federated.owners import Owners
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector, inverse_root
+from pymc_dp.unconstrained import unconstrained
 
 _log = logging.getLogger("pymc.dp")
 
@@ -143,7 +144,5 @@ def _unconstrained(model: pm.Model, original: pm.Model) -> list[pt.TensorVariabl
     """The free variables where PyMC samples them, in the order of θ: a copy may have another one."""
     points = {}
     for rv in model.free_RVs:
-        transform = model.rvs_to_transforms[rv]
-        value = rv if transform is None else transform.forward(rv, *rv.owner.inputs)
-        points[model.rvs_to_values[rv].name] = value
+        points[model.rvs_to_values[rv].name] = unconstrained(rv, model.rvs_to_transforms[rv])
     return [points[value.name] for value in original.value_vars]

@@ -13,6 +13,7 @@ from pymc_dp.compat import fast_draws
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.gibbs.kernels import make_sweep, sweep
 from pymc_dp.gibbs.structure import Structure
+from pymc_dp.unconstrained import unconstrained
 
 Point = Mapping[str, NDArray[Any]]
 
@@ -61,8 +62,7 @@ class LatentRecords:
         *draws, t_new = clone_replace([*latents, t], replace=parameters)
         new_values = []
         for rv, value, draw in zip(latents, values, draws, strict=True):
-            transform = model.rvs_to_transforms[rv]
-            moved = draw if transform is None else transform.forward(draw, *draw.owner.inputs)
+            moved = unconstrained(draw, model.rvs_to_transforms[rv])
             new_values.append(moved.astype(value.dtype))
         (t_now,) = model.replace_rvs_by_values([t])
         self._forward = pm.compile(

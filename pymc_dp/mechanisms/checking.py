@@ -223,7 +223,7 @@ def moments(
 ) -> Iterator[list[NDArray[np.float64]]]:
     """X, w, n, s, z and correction of :func:`~pymc_dp.mechanisms.normal_sum.noisy_sum`, draw by draw."""
     noise = release.record.points(count, seed)
-    correction = release.correction_of(noise, model)
+    correction = release.correction_of(noise)
     evaluate = pm.compile(
         model.free_RVs, moments_graph(release, model, noise), on_unused_input="ignore"
     )

@@ -16,7 +16,9 @@ given the release. Where θ₀ is far from the posterior, errors are at most twi
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from scipy import optimize
 
 from pymc_dp.compat import ancestors
 from pymc_dp.mechanisms.records import FEW_POINTS, Record
+from pymc_dp.unconstrained import unconstrained
 
 # So many points err by some 5e-5 standard deviations of one record in three dimensions: by 0.05 of a
 # sum of 10^6. The error falls nearly as their inverse.
@@ -42,6 +45,84 @@ _ITERATIONS = 300
 _JITTER = 1e-9
 _QUICK: dict[str, Any] = {"mode": "FAST_COMPILE", "on_unused_input": "ignore"}
 
+Correction = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Shift of the mean and lower triangular factor of the covariance that some points need."""
+
+
+def nothing_to_correct(areas: tuple[int, ...], m: int) -> Correction:
+    """The shift and the factor of points that are right."""
+    return np.zeros((*areas, m)), np.broadcast_to(np.eye(m), (*areas, m, m)).copy()
+
+
+class RecordMoments:
+    """Mean and covariance of one record's statistic, by points, with one axis of areas.
+
+    Parameters
+    ----------
+    record : Record
+    model : Model
+        So far.
+    """
+
+    def __init__(self, record: Record, model: pm.Model):
+        self._record, self._model = record, model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_compiled"}
+
+    @cached_property
+    def _compiled(self) -> tuple[list[Any], Any]:
+        record, symbol = self._record, pt.matrix("noise", dtype="float64")
+        areas, axes = math.prod(record.areas), len(record.areas)
+        outputs = [
+            x.reshape((areas, *(x.shape[i] for i in range(axes, x.ndim))))
+            for x in record.at(symbol)
+        ]
+        read = set(ancestors(outputs))
+        known = [rv for rv in self._model.free_RVs if rv in read]
+        return known, pytensor.function([*known, symbol], outputs, **_QUICK)
+
+    @property
+    def rows(self) -> int:
+        """Of a point."""
+        return math.prod(self._record.areas) * len(self._record.combinations)
+
+    def points(self, count: float, seed: int = 0) -> NDArray[np.float64]:
+        """At least so many."""
+        return self._record.points(2 ** math.ceil(math.log2(count)), seed)
+
+    def __call__(
+        self, theta: dict[str, NDArray[Any]], noise: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """At a parameter, by points of shape (points, dimensions); they go through in parts, for the memory."""
+        known, evaluate = self._compiled
+        values = [np.asarray(theta[rv.name], dtype=rv.dtype) for rv in known]
+        each = max(8, _ROWS_AT_ONCE // self.rows)
+        center: Any = None
+        mass, first, second = 0.0, 0.0, 0.0
+        for part in np.array_split(noise, math.ceil(len(noise) / each)):
+            X, w = evaluate(*values, part)
+            share = len(part) / len(noise)
+            if center is None:
+                center = np.einsum("ik,ikm->im", w, X)[:, None]
+            c = X - center
+            mass = mass + share * w.sum(axis=1)
+            first = first + share * np.einsum("ik,ikm->im", w, c)
+            second = second + share * c.swapaxes(1, 2) @ (w[..., None] * c)
+        mean = first / np.asarray(mass)[:, None]
+        covariance = second / np.asarray(mass)[:, None, None] - mean[:, :, None] * mean[:, None, :]
+        return center[:, 0] + mean, covariance
+
+    def still_at_start(self) -> NDArray[np.bool_]:
+        """Entries of the statistic that are the same at all points where PyMC starts, shape (areas, m)."""
+        model, point = self._model, self._model.initial_point()
+        restore = pytensor.function(
+            model.value_vars, model.replace_rvs_by_values(model.free_RVs), **_QUICK
+        )
+        start = restore(*(np.asarray(point[v.name], dtype=v.dtype) for v in model.value_vars))
+        theta = dict(zip((rv.name for rv in model.free_RVs), start, strict=True))
+        return np.einsum("imm->im", self(theta, self.points(FEW_POINTS))[1]) == 0
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reference:
@@ -49,84 +130,64 @@ class Reference:
 
     Parameters
     ----------
+    moments : RecordMoments
     theta : dict of str to ndarray
-        Values of the model's free variables so far.
+        Values of the free variables that the release depends on.
     mean, covariance : ndarray, shapes (areas, m) and (areas, m, m)
         Of one record's statistic there, by very many points; the areas flat.
     """
 
+    moments: RecordMoments
     theta: dict[str, NDArray[Any]]
     mean: NDArray[np.float64]
     covariance: NDArray[np.float64]
 
-    def correction(
-        self, record: Record, model: pm.Model, noise: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Shift of the mean and lower triangular factor of the covariance that some points need.
-
-        Parameters
-        ----------
-        record : Record
-        model : Model
-        noise : ndarray, shape (points, dimensions)
-            The points.
-
-        Returns
-        -------
-        tuple of ndarray
-            Shapes (areas, m) and (areas, m, m).
-        """
-        mean, covariance = record_moments(record, model, self.theta, noise)
+    def correction(self, noise: NDArray[np.float64]) -> Correction:
+        """What some points need, of shape (points, dimensions); shapes (areas, m) and (areas, m, m)."""
+        mean, covariance = self.moments(self.theta, noise)
         right, wrong = _root(self.covariance, self.covariance), _root(covariance, self.covariance)
         return self.mean - mean, right @ np.linalg.inv(wrong)
 
 
-def nothing_to_correct(
-    areas: tuple[int, ...], m: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The shift and the factor of points that are right."""
-    return np.zeros((*areas, m)), np.broadcast_to(np.eye(m), (*areas, m, m)).copy()
-
-
 def find_reference(
-    record: Record, n: Any, model: pm.Model, log_density: Any, start: Reference | None
+    moments: RecordMoments,
+    noise: NDArray[np.float64],
+    n: Any,
+    model: pm.Model,
+    log_density: Callable[[Any, Any], Any],
+    nothing: Correction,
 ) -> Reference:
     """The mode of what a record depends on, and a record's moments there.
 
     Parameters
     ----------
-    record : Record
+    moments : RecordMoments
+    noise : ndarray, shape (points, dimensions)
+        The points of the release.
     n : TensorVariable
         Number of records.
     model : Model
         So far.
-    log_density : TensorVariable
-        Of the release, of the model's variables.
-    start : Reference or None
-        From the search with points that were not yet right. Without one the search begins at the
-        better of PyMC's starting point and of some draws from the prior, and few points must do.
+    log_density : callable
+        Of the release, as a function of the model's variables, given shift and factor.
+    nothing : tuple of ndarray
+        The shift and the factor of points that are right, with one axis of areas.
     """
-    known, theta = _mode(model, log_density, start)
-    many: float = _FEWEST
-    if start is not None:
-        records = pytensor.function(known, n, **_QUICK)
-        largest = np.max(records(*theta.values()), initial=1.0)
-        rows = math.prod(record.areas) * len(record.combinations)
-        many = max(many, min(_MANY * math.sqrt(largest / _MANY_FOR), _ROWS_IN_ALL / rows))
-    noise = record.points(2 ** math.ceil(math.log2(many)), seed=2)
-    return Reference(theta, *record_moments(record, model, theta, noise))
-
-
-def does_not_vary(record: Record, model: pm.Model) -> NDArray[np.bool_]:
-    """Entries of the statistic that are the same at all points where PyMC starts, shape (areas, m)."""
-    point = model.initial_point()
-    restore = pytensor.function(
-        model.value_vars, model.replace_rvs_by_values(model.free_RVs), **_QUICK
-    )
-    start = restore(*(np.asarray(point[v.name], dtype=v.dtype) for v in model.value_vars))
-    theta = dict(zip((rv.name for rv in model.free_RVs), start, strict=True))
-    covariance = record_moments(record, model, theta, record.points(FEW_POINTS))[1]
-    return np.einsum("imm->im", covariance) == 0
+    shift, factor = pt.matrix("shift", dtype="float64"), pt.tensor3("factor", dtype="float64")
+    mode = _Mode(model, log_density(shift, factor), [shift, factor])
+    reference: Any = None
+    # The mode is only as good as the points that it was found with: first those that are not yet right.
+    for final in (False, True):
+        correction = reference.correction(noise) if final else nothing
+        theta = mode.search(*correction)
+        many: float = _FEWEST
+        if final:
+            records = pytensor.function(mode.known, n, **_QUICK)
+            largest = np.max(records(*theta.values()), initial=1.0)
+            wanted = _MANY * math.sqrt(largest / _MANY_FOR)
+            many = max(many, min(wanted, _ROWS_IN_ALL / moments.rows))
+        reference = Reference(moments, theta, *moments(theta, moments.points(many, seed=2)))
+    return reference
 
 
 def warn_of_start(name: str, still: NDArray[np.bool_], reference: Reference) -> None:
@@ -148,37 +209,6 @@ def warn_of_start(name: str, still: NDArray[np.bool_], reference: Reference) -> 
         )
 
 
-def record_moments(
-    record: Record, model: pm.Model, theta: dict[str, Any], noise: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and covariance of one record's statistic, by points, with one axis of areas.
-
-    The points go through in parts, for the memory.
-    """
-    symbol = pt.matrix("noise", dtype="float64")
-    X, w = record.at(symbol)
-    areas, flat = math.prod(record.areas), len(record.areas)
-    X, w = (x.reshape((areas, *(x.shape[i] for i in range(flat, x.ndim)))) for x in (X, w))
-    inputs = [rv for rv in model.free_RVs if rv.name in theta]
-    evaluate = pytensor.function([*inputs, symbol], [X, w], **_QUICK)
-    values = [np.asarray(theta[rv.name], dtype=rv.dtype) for rv in inputs]
-    each = max(8, _ROWS_AT_ONCE // (areas * len(record.combinations)))
-    center: Any = None
-    mass, first, second = 0.0, 0.0, 0.0
-    for part in np.array_split(noise, math.ceil(len(noise) / each)):
-        X_part, w_part = evaluate(*values, part)
-        share = len(part) / len(noise)
-        if center is None:
-            center = np.einsum("ik,ikm->im", w_part, X_part)[:, None]
-        c = X_part - center
-        mass = mass + share * w_part.sum(axis=1)
-        first = first + share * np.einsum("ik,ikm->im", w_part, c)
-        second = second + share * c.swapaxes(1, 2) @ (w_part[..., None] * c)
-    mean = first / np.asarray(mass)[:, None]
-    covariance = second / np.asarray(mass)[:, None, None] - mean[:, :, None] * mean[:, None, :]
-    return center[:, 0] + mean, covariance
-
-
 def _root(covariance: Any, scale: Any) -> NDArray[np.float64]:
     """Lower triangular factors; singular directions are given the same small variance."""
     variances = np.einsum("imm->im", scale)
@@ -186,67 +216,67 @@ def _root(covariance: Any, scale: Any) -> NDArray[np.float64]:
     return np.linalg.cholesky(covariance + small[:, :, None] * np.eye(covariance.shape[-1]))
 
 
-def _mode(
-    model: pm.Model, log_density: Any, start: Reference | None
-) -> tuple[list[Any], dict[str, NDArray[Any]]]:
-    """Free variables that the release depends on, and their values at the mode."""
-    upstream = set(ancestors([log_density]))
-    known = [rv for rv in model.free_RVs if rv in upstream]
-    values = [model.rvs_to_values[rv] for rv in known]
-    moving = [v for v in values if v.dtype.startswith("float")]
-    (density,) = model.replace_rvs_by_values([log_density.sum()])
-    if known:
-        density = density + model.logp(vars=known)
-    logp = pytensor.function(values, [density, *pytensor.grad(density, moving)], **_QUICK)
-    restore = pytensor.function(values, model.replace_rvs_by_values(known), **_QUICK)
-    inward = pytensor.function(known, _transformed(model, known, known), **_QUICK)
-    if start is None:
+class _Mode:
+    """Free variables that a release depends on, and their values at the mode.
+
+    The search begins at the better of PyMC's starting point and of some draws from the prior, and goes on where
+    it ended.
+    """
+
+    def __init__(self, model: pm.Model, log_density: Any, given: list[Any]):
+        upstream = set(ancestors([log_density]))
+        self.known = [rv for rv in model.free_RVs if rv in upstream]
+        values = [model.rvs_to_values[rv] for rv in self.known]
+        self._moving = [v.dtype.startswith("float") for v in values]
+        (density,) = model.replace_rvs_by_values([log_density.sum()])
+        if self.known:
+            density = density + model.logp(vars=self.known)
+        moving = [v for v, m in zip(values, self._moving, strict=True) if m]
+        outputs = [density, *pytensor.grad(density, moving)]
+        self._logp = pytensor.function([*given, *values], outputs, **_QUICK)
+        self._restore = pytensor.function(values, model.replace_rvs_by_values(self.known), **_QUICK)
+        self._names = [v.name for v in values]
         point = model.initial_point()
-        starts = [[np.asarray(point[v.name], dtype=v.dtype) for v in values]]
-        starts += _prior_draws(model, known)
-    else:
-        starts = [inward(*start.theta.values())]
+        self._starts = [[np.asarray(point[v.name], dtype=v.dtype) for v in values]]
+        self._starts += _prior_draws(model, self.known)
 
-    start_losses = [-float(logp(*x)[0]) for x in starts]
-    best = starts[int(np.argmin(np.where(np.isnan(start_losses), np.inf, start_losses)))]
-    moved = {v.name: x for v, x in zip(values, best, strict=True) if v in moving}
-    flat = DictToArrayBijection.map(moved)
-    rest = {v.name: x for v, x in zip(values, best, strict=True)}
-    worst = max((x for x in start_losses if np.isfinite(x)), default=0.0)
+    def search(self, *given: Any) -> dict[str, NDArray[Any]]:
+        """By name, from the best start."""
+        losses = np.array([-float(self._logp(*given, *x)[0]) for x in self._starts])
+        losses[np.isnan(losses)] = np.inf
+        best = dict(zip(self._names, self._starts[int(np.argmin(losses))], strict=True))
+        moved = {name: best[name] for name, m in zip(self._names, self._moving, strict=True) if m}
+        flat = DictToArrayBijection.map(moved)
+        worst = max(losses[np.isfinite(losses)], default=0.0)
 
-    def at(x: NDArray[np.float64]) -> list[NDArray[Any]]:
-        here = DictToArrayBijection.rmap(RaveledVars(x, flat.point_map_info), start_point=rest)
-        return [here[v.name] for v in values]
+        def at(x: NDArray[np.float64]) -> list[NDArray[Any]]:
+            here = DictToArrayBijection.rmap(RaveledVars(x, flat.point_map_info), start_point=best)
+            return [here[name] for name in self._names]
 
-    def loss(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        with np.errstate(all="ignore"):
-            value, *slopes = logp(*at(x))
-        slope = np.concatenate([np.ravel(s) for s in slopes])
-        if not (np.isfinite(value) and np.isfinite(slope).all()):
-            return worst + 1, np.zeros(len(x))  # the line search turns back
-        return -float(value), -slope
+        def loss(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            with np.errstate(all="ignore"):
+                value, *slopes = self._logp(*given, *at(x))
+            slope = np.concatenate([np.ravel(s) for s in slopes])
+            if not (np.isfinite(value) and np.isfinite(slope).all()):
+                return worst + 1, np.zeros(len(x))  # the line search turns back
+            return -float(value), -slope
 
-    found = flat.data
-    if moving:
-        options = {"maxiter": _ITERATIONS, "ftol": 0.0, "gtol": 0.0}
-        found = optimize.minimize(loss, found, jac=True, method="L-BFGS-B", options=options).x
-    return known, dict(zip((rv.name for rv in known), restore(*at(found)), strict=True))
-
-
-def _transformed(model: pm.Model, known: list[Any], values: list[Any]) -> list[Any]:
-    """Value variables as functions of values of the free variables."""
-    outputs = []
-    for rv, value in zip(known, values, strict=True):
-        transform = model.rvs_to_transforms[rv]
-        moved = value if transform is None else transform.forward(value, *rv.owner.inputs)
-        outputs.append(moved.astype(model.rvs_to_values[rv].dtype))
-    return outputs
+        found = flat.data
+        if moved:
+            options = {"maxiter": _ITERATIONS, "ftol": 0.0, "gtol": 0.0}
+            found = optimize.minimize(loss, found, jac=True, method="L-BFGS-B", options=options).x
+        self._starts = [at(found)]
+        return dict(zip((rv.name for rv in self.known), self._restore(*at(found)), strict=True))
 
 
 def _prior_draws(model: pm.Model, known: list[Any]) -> list[list[Any]]:
     """Draws of value variables from the prior; none where it cannot be drawn from."""
+    outputs = [
+        unconstrained(rv, model.rvs_to_transforms[rv]).astype(model.rvs_to_values[rv].dtype)
+        for rv in known
+    ]
     try:
-        draw = pm.compile([], _transformed(model, known, known), random_seed=0, mode="FAST_COMPILE")
+        draw = pm.compile([], outputs, random_seed=0, mode="FAST_COMPILE")
         return [draw() for _ in range(_PRIOR_DRAWS)]
     except NotImplementedError:  # `Flat` has no draws
         return []

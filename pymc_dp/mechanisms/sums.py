@@ -35,8 +35,9 @@ from pymc_dp.mechanisms.records import (
     static_shape,
 )
 from pymc_dp.mechanisms.reference import (
+    Correction,
+    RecordMoments,
     Reference,
-    does_not_vary,
     find_reference,
     nothing_to_correct,
     warn_of_start,
@@ -94,13 +95,13 @@ class SumRelease:
     points: int
     law: NoiseLaw
     reference: Reference | None
-    correction: tuple[NDArray[np.float64], NDArray[np.float64]]
+    correction: Correction
 
-    def correction_of(self, noise: NDArray[np.float64], model: pm.Model) -> tuple[Any, Any]:
+    def correction_of(self, noise: NDArray[np.float64]) -> Correction:
         """Shift and factor of other points, shapes (areas, m) and (areas, m, m)."""
         if self.reference is None:
             return nothing_to_correct((math.prod(self.record.areas),), len(self.v))
-        return self.reference.correction(self.record, model, noise)
+        return self.reference.correction(noise)
 
     @property
     def v(self) -> NDArray[np.float64]:
@@ -168,7 +169,7 @@ def log_density(
 def _of_entries(release: SumRelease, count: int, X: Any, w: Any, n: Any, s: Any, z: Any) -> Any:
     """:class:`NoisySum` of the first entries, with any number of axes of areas."""
     v, b = release.v[:count], release.b[:count]
-    shift, factor = (pt.constant(x) for x in release.correction)
+    shift, factor = (pt.as_tensor(x) for x in release.correction)
     z = z[..., : latent_size(b)]
     of_areas = X[..., :count], w, s, z, shift[..., :count], factor[..., :count, :count]
     X, w, s, z, shift, factor = (_flat(x, n.ndim) for x in of_areas)
@@ -272,15 +273,22 @@ def observe_sum(
         pt.concatenate(earlier, axis=-1).astype("float64") if earlier else nothing,
         pt.concatenate(z, axis=-1) if z else nothing,
     )
-    still = does_not_vary(record, model) if record.dimensions else np.zeros(0, bool)
-    if record.dimensions and (still.any() or not few):
-        for _ in range(2):  # the mode is only as good as the points that it was found with
-            density = log_density(_with_normal_noise(release), *given, pt.as_tensor(observed))
-            reference = find_reference(record, n, model, density, release.reference)
-            shift, factor = reference.correction(record, model, noise)
-            correction = shift.reshape(*areas, -1), factor.reshape(*areas, *factor.shape[1:])
+    if record.dimensions:
+        moments = RecordMoments(record, model)
+        still = moments.still_at_start()
+        if still.any() or not few:
+            smooth, seen = _with_normal_noise(release), pt.as_tensor(observed)
+
+            def density(shift: Any, factor: Any) -> Any:
+                axes = (*areas, -1), (*areas, *right[1].shape[-2:])
+                correction = shift.reshape(axes[0]), factor.reshape(axes[1])
+                return log_density(replace(smooth, correction=correction), *given, seen)
+
+            none = release.correction_of(noise)
+            reference = find_reference(moments, noise, n, model, density, none)
+            shift, factor = reference.correction(noise)
+            correction = shift.reshape(right[0].shape), factor.reshape(right[1].shape)
             release = replace(release, reference=reference, correction=correction)
-        if still.any():
             warn_of_start(name, still, reference)
     op = NoisySumRV(
         release, signature=_signature(len(core)), dtype="int64" if law.discrete else "float64"

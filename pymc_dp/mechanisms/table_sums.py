@@ -66,6 +66,55 @@ def _convolve(a, low, high, f, out):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, error_model="numpy")
+def _tilt(c, start, total, f):  # type: ignore[no-untyped-def]
+    """Tilt with which the means add up to N nearly, by Newton's method inside a bracket."""
+    tilt, below, above = 0.0, -np.inf, np.inf
+    for _ in range(_TILTS):
+        _, mean, variance = _tilted(c, start, tilt, f)
+        off = total - mean
+        if abs(off) <= 0.1 * math.sqrt(variance) + 1e-9:
+            break
+        if off > 0:
+            below = tilt
+        else:
+            above = tilt
+        tilt += max(-1.0, min(1.0, off / max(variance, 1e-300)))
+        if not below < tilt < above:
+            tilt = (below + above) / 2
+    return tilt
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _convolutions(f):  # type: ignore[no-untyped-def]
+    """Of the first 0, 1, ... cells, where their terms count, and the log of the scale of the last."""
+    cells, width = f.shape
+    sums = np.zeros((cells + 1, cells * (width - 1) + 1))
+    low, high = np.zeros(cells + 1, np.int64), np.ones(cells + 1, np.int64)
+    sums[0, 0] = 1.0
+    scale = 0.0
+    for j in range(cells):
+        size = (j + 1) * (width - 1) + 1
+        more, low[j + 1], high[j + 1] = _convolve(
+            sums[j], low[j], high[j], f[j], sums[j + 1, :size]
+        )
+        scale += more
+    return sums, low, high, scale
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _possible(c, start, total):  # type: ignore[no-untyped-def]
+    """Whether some table has this total."""
+    least, most = 0.0, 0.0
+    for j in range(len(c)):
+        where = np.flatnonzero(c[j] > -np.inf)
+        if len(where) == 0:
+            return False
+        least += start[j] + where[0]
+        most += start[j] + where[-1]
+    return least <= total <= most
+
+
+@numba.njit(cache=True, error_model="numpy")
 def convolved_sum(c, start, total):  # type: ignore[no-untyped-def]
     """Log of the sum over all tables, and the probabilities of each cell's counts.
 
@@ -81,76 +130,31 @@ def convolved_sum(c, start, total):  # type: ignore[no-untyped-def]
     tables, cells, width = c.shape
     log_sum = np.full(tables, -np.inf)
     probability = np.zeros(c.shape)
-    length = cells * (width - 1) + 1
+    f = np.empty((cells, width))
     for i in range(tables):
-        if not np.isfinite(c[i]).any():
+        if not _possible(c[i], start[i], total[i]):
             continue
-        possible = True
-        least, most = 0.0, 0.0
-        for j in range(cells):
-            where = np.flatnonzero(c[i, j] > -np.inf)
-            if len(where) == 0:
-                possible = False
-                break
-            least += start[i, j] + where[0]
-            most += start[i, j] + where[-1]
-        if not possible or not least <= total[i] <= most:
-            continue
-        f = np.empty((cells, width))
-        tilt, below, above = 0.0, -np.inf, np.inf
-        for _ in range(_TILTS):
-            _, mean, variance = _tilted(c[i], start[i], tilt, f)
-            off = total[i] - mean
-            if abs(off) <= 0.1 * math.sqrt(variance) + 1e-9:
-                break
-            if off > 0:
-                below = tilt
-            else:
-                above = tilt
-            step = off / max(variance, 1e-300)
-            step = max(-1.0, min(1.0, step))
-            tilt += step
-            if not below < tilt < above:
-                tilt = (below + above) / 2
-        scales, _, _ = _tilted(c[i], start[i], tilt, f)
+        tilt = _tilt(c[i], start[i], total[i], f)
+        tops, _, _ = _tilted(c[i], start[i], tilt, f)
         target = int(total[i] - start[i].sum())
-        before, after = np.zeros((cells + 1, length)), np.zeros((cells + 1, length))
-        low_before, low_after = np.zeros(cells + 1, np.int64), np.zeros(cells + 1, np.int64)
-        high_before, high_after = np.ones(cells + 1, np.int64), np.ones(cells + 1, np.int64)
-        before[0, 0] = after[cells, 0] = 1.0
-        log_scale = 0.0
-        for j in range(cells):
-            size = (j + 1) * (width - 1) + 1
-            more, low, high = _convolve(
-                before[j], low_before[j], high_before[j], f[j], before[j + 1, :size]
-            )
-            log_scale += more
-            low_before[j + 1], high_before[j + 1] = low, high
-        for j in range(cells - 1, -1, -1):
-            size = (cells - j) * (width - 1) + 1
-            _, low, high = _convolve(
-                after[j + 1], low_after[j + 1], high_after[j + 1], f[j], after[j, :size]
-            )
-            low_after[j], high_after[j] = low, high
+        before, low_before, high_before, scale = _convolutions(f)
+        after, low_after, high_after, _ = _convolutions(f[::-1])
         if not before[cells, target] > 0:
             continue
-        log_sum[i] = math.log(before[cells, target]) + log_scale + scales
-        log_sum[i] -= tilt * target
+        log_sum[i] = math.log(before[cells, target]) + scale + tops - tilt * target
         for j in range(cells):
-            mass = 0.0
+            k = cells - 1 - j
             for w in range(width):
                 if f[j, w] == 0:
                     continue
                 left = target - w
-                first = max(low_before[j], left - high_after[j + 1] + 1)
-                last = min(high_before[j], left - low_after[j + 1] + 1)
+                first = max(low_before[j], left - high_after[k] + 1)
+                last = min(high_before[j], left - low_after[k] + 1)
                 pairs = 0.0
                 for t in range(first, last):
-                    pairs += before[j, t] * after[j + 1, left - t]
+                    pairs += before[j, t] * after[k, left - t]
                 probability[i, j, w] = f[j, w] * pairs
-                mass += probability[i, j, w]
-            for w in range(width):
-                probability[i, j, w] /= mass
+            probability[i, j] /= probability[i, j].sum()
     return log_sum, probability
 
 

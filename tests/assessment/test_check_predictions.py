@@ -7,7 +7,6 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.assessment.checking import PredictionChecks
 from pymc_dp.privacy.clipping import RESOLUTION
-from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.records.measurements import Curator
@@ -199,25 +198,8 @@ def test_nothing_is_read_before_it_is_paid_for(fitted, monkeypatch):
     assert read
 
 
-def test_the_table_is_a_function_of_releases_alone(fitted, monkeypatch):
-    def total(
-        parts,
-        *,
-        dimension=None,
-        bound,
-        noise_multiplier,
-        permit,
-        noise,
-        neighbours,
-        nonzeros=None,
-        acute=False,
-    ):
-        for _ in parts:
-            pass
-        permit.take(Gaussian(noise_multiplier))
-        return bound * np.random.default_rng(dimension).normal(size=dimension)
-
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", total)
+def test_the_table_is_a_function_of_releases_alone(fitted, canned_totals):
+    canned_totals(lambda size, taken: np.random.default_rng(size).normal(size=size))
     x, y = records(4)
     x[:2], y[:2] = 1e308, -1e308
     other = dp.compile(regression(x, y), compile_kwargs=FAST)

@@ -14,7 +14,7 @@ from pymc_dp.assessment.predictive import (
     Squares,
     contrast_basis,
     optimism,
-    unconstrained,
+    unconstrained_draws,
 )
 from pymc_dp.assessment.tails import find_bound
 from pymc_dp.compat import from_groups, groups_of, root_attrs
@@ -92,7 +92,7 @@ def by_hand(pair):
 def prepared(pair):
     return PredictiveRecords(
         [
-            (model.likelihood, unconstrained(model.parameters, groups_of(idata)["posterior"]))
+            (model.likelihood, unconstrained_draws(model.parameters, groups_of(idata)["posterior"]))
             for model, idata in pair.values()
         ]
     )
@@ -109,7 +109,7 @@ def test_with_much_budget_the_difference_is_the_exact_one(pair):
     found = dp.compare(pair, epsilon=1e7, delta=1e-6)
     d = np.diff(by_hand(pair))[:, 0]
     gains = [
-        optimism(unconstrained(m.parameters, groups_of(i)["posterior"]), m.log_public)
+        optimism(unconstrained_draws(m.parameters, groups_of(i)["posterior"]), m.log_public)
         for m, i in pair.values()
     ]
     one = found.difference("k2", "k1")
@@ -280,32 +280,16 @@ def everything(found):
     return str(found), repr(found.table.to_numpy().tolist()), found.guarantee.sentence
 
 
-def test_the_table_is_a_function_of_releases_alone(pair, monkeypatch):
+def test_the_table_is_a_function_of_releases_alone(pair, monkeypatch, canned_totals):
     """Other people, some of them impossible, and the same released numbers: the same table."""
 
-    def total(
-        parts,
-        *,
-        dimension=None,
-        bound,
-        noise_multiplier,
-        permit,
-        noise,
-        neighbours,
-        nonzeros=None,
-        acute=False,
-    ):
-        for _ in parts:
-            pass
-        permit.take(Gaussian(noise_multiplier))
-        return bound * np.random.default_rng(dimension or 0).normal(size=dimension)
+    canned_totals(lambda size, taken: np.random.default_rng(size or 0).normal(size=size))
 
     def counts(counts, *, noise_multiplier, permit, noise, neighbours):
         size = len(counts())
         permit.take(Gaussian(noise_multiplier))
         return 100 * np.random.default_rng(5).random(size)
 
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", total)
     monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counts)
     monkeypatch.setattr("pymc_dp.steps.run.secrets.randbits", lambda bits: 7)
     x, y = records(9)
