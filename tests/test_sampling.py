@@ -213,11 +213,11 @@ def test_the_default_needs_the_budget_only(logistic, quiet):
     assert idata.attrs["privacy_usable"] in (0, 1)
 
 
-def test_without_second_derivatives_it_is_hmc(quiet, caplog, monkeypatch):
+def test_without_an_anchor_it_is_hmc(quiet, caplog, monkeypatch):
     """Decided before anything is spent."""
 
     def refuse(*arguments, **keywords):
-        raise dp.UnsupportedModelError("no second derivatives.")
+        raise dp.UnsupportedModelError("cannot be differentiated.")
 
     monkeypatch.setattr("pymc_dp.likelihood.compiled.UnitHessians", refuse)
     with pm.Model():

@@ -8,6 +8,8 @@ import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.utils import MethodNotDefined
 
@@ -21,6 +23,25 @@ from pymc_dp.likelihood.records import RecordLikelihood
 
 _CHUNK_BYTES = 2**22
 """Hessians of one chunk."""
+_STEP = 1e-4
+"""Of differences. Its square is what they err by; derivatives that are series themselves err by less over it."""
+NOT_DERIVED = (NotImplementedError, MethodNotDefined, TypeError, ValueError)
+"""What PyTensor raises for want of a derivative."""
+
+
+def second_derivative(slope: Variable, x: Variable, w: Variable) -> Variable:
+    """Of a first derivative at x, the derivative along w: by differences where it cannot be derived.
+
+    Parameters
+    ----------
+    slope, x, w : TensorVariable
+        `x` and `w` are vectors.
+    """
+    try:
+        return pushforward(slope, x, w, disconnected_outputs="ignore")
+    except NOT_DERIVED:
+        ahead, behind = (clone_replace([slope], {x: x + h * w})[0] for h in (_STEP, -_STEP))
+        return (ahead - behind) / (2 * _STEP)
 
 
 class UnitHessians:
@@ -37,7 +58,7 @@ class UnitHessians:
     Raises
     ------
     UnsupportedModelError
-        If the likelihood has no second derivatives.
+        If the likelihood has no first derivatives forward.
     """
 
     def __init__(
@@ -61,15 +82,14 @@ class UnitHessians:
             ):
                 # Where it loops, PyTensor 2 needs minutes if the graph is not made smaller first.
                 slope = rewrite_graph(slope, include=("ShapeOpt", "canonicalize", "stabilize"))
-            entry = pushforward(slope, graph.theta, w, disconnected_outputs="ignore")
+            entry = second_derivative(slope, graph.theta, w)
             self._entry = compile_without_checks(
                 [graph.theta, v, w, *graph.rows], strip_checks(entry), compile_kwargs
             )
-        except (NotImplementedError, MethodNotDefined, TypeError, ValueError) as error:
+        except NOT_DERIVED as error:
             raise UnsupportedModelError(
-                f"The likelihood of {graph.observed} has no second "
-                f"derivatives ({type(error).__name__}). Use a step that needs none: DPHMC or "
-                "DPPenalty."
+                f"The likelihood of {graph.observed} cannot be differentiated ({type(error).__name__}). Use a "
+                "step that does not need that: DPPenalty."
             ) from None
         fitting = int(np.clip(_CHUNK_BYTES // (8 * d * d), 64, likelihood.chunk_size))
         self._chunks = UnitChunks(roles.unit_of_record, roles.n_records, fitting)

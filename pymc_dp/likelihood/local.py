@@ -15,6 +15,7 @@ from pymc_dp.compat import pushforward
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
+from pymc_dp.likelihood.curvature import NOT_DERIVED, second_derivative
 from pymc_dp.likelihood.cut import Cut, rows_of
 from pymc_dp.likelihood.records import RecordLikelihood
 
@@ -70,7 +71,7 @@ class LocalDerivatives:
     Raises
     ------
     UnsupportedModelError
-        If the likelihood has no second derivatives.
+        If the likelihood has no first derivatives forward.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class LocalDerivatives:
             (moved,) = clone_replace([cut.log_likelihood], replacements, rebuild_strict=False)
             v, w = pt.vector("v", shape=(self.q,)), pt.vector("w", shape=(self.q,))
             slope = pushforward(rewrite_pregrad(moved), shift, v)
-            entry = pushforward(slope, shift, w, disconnected_outputs="ignore")
+            entry = second_derivative(slope, shift, w)
             unmoved = {shift: pt.zeros(self.q)}
             slope, entry = clone_replace([slope, entry], unmoved, rebuild_strict=False)
             gradient = vectorize_graph(slope, {v: pt.eye(self.q)})
@@ -117,10 +118,9 @@ class LocalDerivatives:
                 compile_without_checks([*extra, *inputs], strip_checks(output), compile_kwargs)
                 for extra, output in (([], gradient), ([v, w], entry))
             )
-        except (NotImplementedError, TypeError, ValueError) as error:
+        except NOT_DERIVED as error:
             raise UnsupportedModelError(
-                f"The likelihood of {cut.graph.observed} has no second derivatives "
-                f"({type(error).__name__})."
+                f"The likelihood of {cut.graph.observed} cannot be differentiated ({type(error).__name__})."
             ) from None
         fitting = int(np.clip(_CHUNK_BYTES // (8 * self.q), 256, 65536))
         self._chunks = UnitChunks(

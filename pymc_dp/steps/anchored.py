@@ -55,7 +55,7 @@ class DPAnchored(AtOnce):
     ------
     UnsupportedModelError
         If the model cannot be sampled privately as it stands; ``NoAnchorError`` if only this sampler
-        cannot, for want of second derivatives or for too many parameters.
+        cannot, for want of derivatives or for too many parameters.
     PrivacyConfigurationError
         If a setting is out of its range.
 

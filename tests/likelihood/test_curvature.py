@@ -3,6 +3,7 @@
 import numpy as np
 import pymc as pm
 import pytest
+from scipy.stats import nbinom
 
 from pymc_dp.likelihood.curvature import UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
@@ -88,6 +89,29 @@ def test_a_likelihood_that_is_linear_has_no_curvature():
     likelihood, theta = parts(model)
     hessians = UnitHessians(graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST)
     assert not np.concatenate([*hessians(theta)]).any()
+
+
+def test_what_cannot_be_derived_twice_is_differenced():
+    """The distribution function of a negative binomial is a loop, whose derivative has none."""
+    counts = np.array([1, 1, 2, 3, 5, 8])
+    with pm.Model() as model:
+        b, alpha = pm.Normal("b"), pm.Exponential("alpha", 1)
+        stay = pm.NegativeBinomial.dist(mu=pm.math.exp(b), alpha=alpha)
+        pm.Truncated("y", stay, lower=1, observed=pm.Data("Y", counts))
+    likelihood, _ = parts(model)
+    theta = np.array([0.3, 0.2])
+    hessians = UnitHessians(graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST)
+    expected = differences(
+        lambda t: differences(lambda s: truncated_log_pmf(counts, *s), t, 1e-4), theta, 1e-4
+    )
+    found = np.concatenate([*hessians(theta)])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def truncated_log_pmf(y, b, log_alpha):
+    alpha = np.exp(log_alpha)
+    law = nbinom(alpha, alpha / (alpha + np.exp(b)))
+    return law.logpmf(y) - np.log(law.sf(0))
 
 
 @pytest.mark.nightly
