@@ -203,7 +203,7 @@ def check_predictions(
     size = len(checked) * (replicates + 1)
     if size > MAX_DIMENSION:
         raise PrivacyConfigurationError(
-            "So many statistics and replicates are too much for one release."
+            f"`statistics` times `replicates` + 1 can be at most {MAX_DIMENSION:,} for one release. Found {size:,}."
         )
     payment = Payment(
         "check_predictions", compiled, epsilon=epsilon, delta=delta, neighbours=neighbours,

@@ -118,7 +118,9 @@ class Comparison:
         """
         unknown = [name for name in (one, other) if name not in self.models]
         if unknown:
-            raise PrivacyConfigurationError(f"{unknown} were not compared. Found {self.models}.")
+            raise PrivacyConfigurationError(
+                f"{unknown} were not compared. Compared were {self.models}."
+            )
         i, j = self.models.index(one), self.models.index(other)
         u = np.zeros(len(self.models))
         u[i] += 1

@@ -73,7 +73,7 @@ def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Ve
             found = np.array([function(*one) for one in zip(*columns, strict=True)])
     except (TypeError, ValueError):
         raise PrivacyConfigurationError(
-            "The draws of `idata` have not the shapes of the model's parameters. Are they of this model?"
+            "The draws of `idata` do not have the shapes of the model's parameters. Are they of this model?"
         ) from None
     inside = found[np.isfinite(found).all(axis=1)]
     if len(inside) < 2:
@@ -221,6 +221,6 @@ def posterior_and_model(
         or attrs.get("privacy_units", roles.n_units) != roles.n_units
     ):
         raise PrivacyConfigurationError(
-            f"The draws of {name} protect {attrs.get('privacy_unit')}, and their number of units is another, or "
-            f"here it is {roles.unit}. Give the model that was sampled, and `unit` as it was given to `sample`."
+            f"The draws of {name} protect {attrs.get('privacy_unit')}; here it is {roles.unit}, or there is another "
+            "number of them. Give the model that was sampled, and `unit` as it was given to `sample`."
         )

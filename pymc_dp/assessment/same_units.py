@@ -28,12 +28,12 @@ def refuse_other_units(models: Mapping[str, CompiledModel]) -> None:
         a, b = first.roles, model.roles
         if (a.n_records, a.n_units) != (b.n_records, b.n_units):
             raise PrivacyConfigurationError(
-                f"The models {pair} have another number of records or of units. Compare models of the same people, "
+                f"The models {pair} have different numbers of records or of units. Compare models of the same people, "
                 "with the same `unit`."
             )
         if not _same(_owners(a), _owners(b)):
             raise PrivacyConfigurationError(
-                f"The models {pair} have not the same units: records belong to other people. Give all of them "
+                f"The models {pair} do not have the same units: records belong to other people. Give all of them "
                 "the same `unit`, and the records in the same order."
             )
         if not _same(_outcomes(first), _outcomes(model)):

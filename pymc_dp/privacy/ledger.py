@@ -287,7 +287,9 @@ class PrivacyLedger(AccountFile):
             ).fetchone()
             least = composed_epsilon(released, self.delta)
             if (used and not released) or least > composed_epsilon(plan.total, self.delta):
-                raise LedgerError("A run cannot be settled at this.")
+                raise LedgerError(
+                    "A run can only be settled at what it has released, and at no more than it has reserved."
+                )
             filtered = all(isinstance(e, Gaussian) for p in runs for e in p.events)
             if filtered:
                 db.execute(

@@ -69,7 +69,7 @@ class Purse:
         """
         if os.getpid() != self._process:
             raise PrivacyBudgetExceeded(
-                "The rest of this budget can be spent in the process only that has spent the beginning."
+                "The rest of this budget can only be spent in the process that has spent the beginning."
             )
         with self._one_at_a_time:
             if not LEAST_SHARE <= share <= 1 - self.spent + _ROUNDING:
