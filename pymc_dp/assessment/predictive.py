@@ -221,6 +221,6 @@ def posterior_and_model(
         or attrs.get("privacy_units", roles.n_units) != roles.n_units
     ):
         raise PrivacyConfigurationError(
-            f"The draws of {name} protect {attrs.get('privacy_unit')}; here it is {roles.unit}, or there is another "
-            "number of them. Give the model that was sampled, and `unit` as it was given to `sample`."
+            f"The draws of {name} protect {attrs.get('privacy_unit')}. In the model given with them it is "
+            f"{roles.unit}, or their number of units is another. Give the model that was sampled, and `unit` as it was given to `sample`."
         )

@@ -321,13 +321,13 @@ def refused(pair, model, match, **keywords):
 
 def test_other_people_are_refused_before_anything_is_spent(pair):
     x, y = records()
-    refused(pair, regression(x[:-1], y[:-1], 2), "another number of records or of units")
+    refused(pair, regression(x[:-1], y[:-1], 2), "different numbers of records or of units")
     refused(pair, regression(x, y[::-1].copy(), 2), "do not observe the same values")
     refused(pair, regression(x, np.exp(y), 2), "do not observe the same values")
     refused(pair, regression(x[::-1].copy(), y, 2), "other values in 'X'")
     people = np.repeat(np.arange(N // 2), 2)
     compiled = dp.compile(regression(x, y, 2), unit=people, compile_kwargs=FAST)
-    refused(pair, compiled, "another number of records or of units")
+    refused(pair, compiled, "different numbers of records or of units")
 
 
 def test_other_owners_of_the_same_records_are_refused(pair):
@@ -365,7 +365,7 @@ def test_draws_that_are_not_released_or_not_of_the_model_are_refused(pair):
         (with_draws({**attrs, "privacy_valid": 0}), "carry no guarantee"),
         (with_draws({**attrs, "privacy_unit": "one clinic"}), "`unit` as it was given"),
         (with_draws({**attrs, "privacy_units": 7}), "number of units"),
-        ({**pair, "k2": (model, pair["k1"][1])}, "not the shapes"),
+        ({**pair, "k2": (model, pair["k1"][1])}, "do not have the shapes"),
         ({"k1": pair["k1"]}, "at least two models"),
     ):
         ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-6)
