@@ -16,6 +16,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compilation import compiling
+from pymc_dp.likelihood.corners import ScoreProducts, has_corners
 from pymc_dp.likelihood.curvature import UnitHessians
 from pymc_dp.likelihood.cut import Cut, find_cut
 from pymc_dp.likelihood.formulas import pymc_model, refuse_statistics
@@ -143,9 +144,11 @@ class CompiledModel:
     @cached_property
     @refuses_from_outside
     @compiling()
-    def hessians(self) -> UnitHessians:
-        """Hessian of every unit's log-likelihood."""
+    def hessians(self) -> UnitHessians | ScoreProducts:
+        """Hessian of every unit's log-likelihood, or of one with corners what stands in for it."""
         likelihood = self.likelihood
+        if has_corners(self.gradients, likelihood, self.parameters.start):
+            return ScoreProducts(self.gradients)
         with doing("Compiling the second derivatives"):
             return UnitHessians(self._graph, likelihood, compile_kwargs=self._compile_kwargs)
 

@@ -22,6 +22,7 @@ from pymc_dp.exceptions import (
     NoAnchorError,
     UnsupportedModelError,
 )
+from pymc_dp.likelihood.corners import CORNERS, ScoreProducts
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.progress import tell
@@ -131,6 +132,10 @@ class DPAnchored(AtOnce):
             )  # fmt: skip
         return self._of_part(measure, self._part) if self._part else self._anchored(measure, purse)
 
+    @property
+    def _corners(self) -> list[str]:
+        return [CORNERS] if isinstance(self.compiled.hessians, ScoreProducts) else []
+
     def _of_part(self, measure: PaidMeasurements, part: ReadPart) -> Drawn:
         """Draws of an anchor of what the likelihood reads, and the prior of all."""
         found = build_anchor(
@@ -142,7 +147,7 @@ class DPAnchored(AtOnce):
         self.anchor = part.whole(found)
         _tell("compiling what was released, and drawing from it: no data are read any more")
         drawn = draw(self.anchor, self.log_public, self.iterations, self.run.chains, self._nuts_sampler)  # fmt: skip
-        return Drawn(drawn, measured, verdict.warnings)
+        return Drawn(drawn, measured, verdict.warnings + self._corners)
 
     def _anchored(
         self,
@@ -167,7 +172,7 @@ class DPAnchored(AtOnce):
         if anchor.correction is None:
             _tell("compiling what was released, and drawing from it: no data are read any more")
             drawn = draw(anchor, self.log_public, *size, self._nuts_sampler)
-            return Drawn(drawn, measured, verdict.warnings)
+            return Drawn(drawn, measured, verdict.warnings + self._corners)
         _tell("a normal law is off: drawing by a chain on residuals")
         drawn, of_chain = corrected(self._curator, purse, anchor.correction, self.log_public, *size)
         return Drawn(drawn, {**measured, **of_chain}, verdict.warnings + doubts(of_chain))
