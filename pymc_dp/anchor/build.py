@@ -26,7 +26,7 @@ def build_anchor(
     *,
     tempering: float = 1.0,
     moves: int = 0,
-    on_first: Callable[[Posterior], None] = lambda _: None,
+    watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Anchor:
     """Find out what a budget allows to be known of a posterior.
@@ -42,8 +42,9 @@ def build_anchor(
         T.
     moves : int
         How many a chain on residuals would make, if the law needs one; 0 for none.
-    on_first : callable, optional
-        Told what the first look near the mode says. It may raise, and the rest is not spent here.
+    watch : callable, optional
+        Told after every look of the search how many there were, and after the first look near the mode what that
+        says. It may raise, and the rest is not spent here.
     on_progress : callable, optional
         Told what is being done. Gets public text only.
 
@@ -61,12 +62,14 @@ def build_anchor(
     run = _Run(measure, log_public, start, tempering)
     try:
         on_progress("searching for the mode")
-        search = find_mode(run.looks, log_public, start, on_progress)
+        search = find_mode(
+            run.looks, log_public, start, on_progress, lambda rounds: watch(rounds, None)
+        )
         if search.lost:
             return run.nothing()
         on_progress("a first look there")
         run.first(search)
-        on_first(run.posterior)
+        watch(len(search.looks), run.posterior)
         on_progress("choosing clipping bounds for good")
         run.settle()
         on_progress("measuring the gradient, second look")

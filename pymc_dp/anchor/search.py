@@ -124,6 +124,7 @@ def find_mode(
     log_public: LogPrior,
     start: Vector,
     on_progress: Callable[[str], None] = lambda _: None,
+    watch: Callable[[int], None] = lambda rounds: None,
 ) -> Search:
     """Search for the mode.
 
@@ -136,6 +137,8 @@ def find_mode(
         Public.
     on_progress : callable, optional
         Told how far the search is. Gets public text only.
+    watch : callable, optional
+        Told how many looks were made. It may raise, to leave.
 
     Returns
     -------
@@ -176,6 +179,7 @@ def find_mode(
         arrived = rounds >= 3 and length < close and search.change < s.settled
         if arrived or search.lost or measure.spent - spent_before > s.search:
             return search
+        watch(rounds)
         left = length - travelled + 0.3 * travelled if math.isfinite(travelled) else length
         tolerable = max(1.5, 0.4 * left / math.sqrt(d))
         share = float(np.clip((search.t1 / tolerable) ** 2 / s.gradient_of_step, *s.step))

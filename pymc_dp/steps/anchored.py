@@ -153,7 +153,7 @@ class DPAnchored(AtOnce):
         self,
         measure: PaidMeasurements,
         purse: Purse,
-        on_first: Callable[[Posterior], None] = lambda _: None,
+        watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
     ) -> Drawn:
         """Draws of an anchor."""
         parameters = self.compiled.parameters
@@ -163,7 +163,7 @@ class DPAnchored(AtOnce):
             parameters.start,
             tempering=self._tempering,
             moves=total_moves(self.run.chains, self.iterations),
-            on_first=on_first,
+            watch=watch,
             on_progress=_tell,
         )
         verdict = judge(anchor, parameters.labels, parameters.largest)

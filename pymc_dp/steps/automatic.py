@@ -14,6 +14,8 @@ MOST_PARAMETERS = 3
 """For which a polynomial is better than a normal law where that is off."""
 _ENOUGH = 0.5
 """Share of the budget that must be left for a polynomial to be thought of."""
+_PATIENCE = 15
+"""Looks of a search: towards a mode that is about normal it takes three to seven, along a bent valley a hundred."""
 
 
 class _Curved(Exception):
@@ -26,7 +28,7 @@ class DPAutomatic(DPAnchored):
     It begins as :class:`~pymc_dp.DPAnchored`. Once its search has arrived, one look of
     :class:`~pymc_dp.DPPolynomial` around the normal approximation says how far the log-likelihood is from quadratic:
     `curvature` in the metadata, in nats. If that stands out of its noise, the rest of the budget goes to a
-    polynomial; else DPAnchored goes on. `sampler` in the metadata says which it was.
+    polynomial; else DPAnchored goes on. A search that does not arrive soon is taken for one along a curve, too. `sampler` in the metadata says which it was.
 
     Parameters
     ----------
@@ -50,8 +52,12 @@ class DPAutomatic(DPAnchored):
     def _spend(self, measure: PaidMeasurements, purse: Purse) -> Drawn:
         measured: dict[str, float | str] = {}
 
-        def on_first(posterior: Posterior) -> None:
+        def watch(rounds: int, posterior: Posterior | None) -> None:
             if measure.spent > 1 - _ENOUGH:
+                return
+            if posterior is None:
+                if rounds >= _PATIENCE:
+                    raise _Curved
                 return
             known = posterior.covariance, np.asarray(np.linalg.inv(posterior.exact))
             seen = curvature(measure, self.log_public.many, posterior.mean, known, self._tempering)
@@ -60,7 +66,7 @@ class DPAutomatic(DPAnchored):
                 raise _Curved
 
         try:
-            drawn = self._anchored(measure, purse, on_first)
+            drawn = self._anchored(measure, purse, watch)
             measured["sampler"] = "DPAnchored"
         except _Curved:
             drawn, _ = draw_polynomial(
