@@ -18,7 +18,7 @@ from _report import write_report
 
 import pymc_dp as dp
 import pymc_dp.steps.anchored as anchored
-from pymc_dp.assessment.predictive import PredictiveRecords, optimism, unconstrained
+from pymc_dp.assessment.predictive import PredictiveRecords, optimism, unconstrained_draws
 from pymc_dp.compat import groups_of
 
 SEED, N, HELD_OUT = 2027, 20_000, 60_000
@@ -129,7 +129,7 @@ def cell(draw, *builds, repetitions, seed):
                 leaf.values[...] = {"X": X, "Y": y}[leaf.name]
         draws = [dp.sample(model=model, **DRAWS) for model in models]
         thetas = [
-            unconstrained(model.parameters, groups_of(idata)["posterior"])
+            unconstrained_draws(model.parameters, groups_of(idata)["posterior"])
             for model, idata in zip(models, draws, strict=True)
         ]
         new_X, new_y = draw(rng, HELD_OUT)

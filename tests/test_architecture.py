@@ -174,6 +174,16 @@ def test_what_is_imported_is_declared():
     assert {m.split(".")[0] for file in MODULES.values() for m in imports_of(file)} <= known
 
 
+def test_what_benchmarks_import_is_there():
+    """They are not run by the tests."""
+    for file in sorted((PACKAGE.parent / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pymc_dp."):
+                module = importlib.import_module(node.module)
+                missing = [a.name for a in node.names if not hasattr(module, a.name)]
+                assert not missing, f"{file.name}: {node.module} has no {missing}"
+
+
 def test_privacy_knows_nothing_of_pymc():
     code = (
         "import sys, types; "
