@@ -30,7 +30,9 @@ class GroupSettings:
     """Constants: nobody has to set them. Shares are of the whole budget, in μ²."""
 
     far: float = 0.006
-    """Share of a look from afar: it sees the common parameters, and of the groups little but their mean."""
+    """Least share of a look from afar: it sees the common parameters, and of the groups little but their mean."""
+    all_from_afar: float = 0.2
+    """Share from which on no more is spent on these."""
     far_most: int = 8
     """Looks from afar, at most."""
     near: tuple[float, ...] = (0.04, 0.08, 0.16, 0.28, 0.44)
@@ -40,6 +42,8 @@ class GroupSettings:
     """A move this long, in a record's own standard deviations, is from nearby."""
     trust: float = 1.0
     """Longest move, in the same."""
+    nowhere: float = 30.0
+    """No move is longer than this, in the same, but from noise."""
     lost: float = 0.35
     """Where the last move was longer than that, nothing was found."""
     curvature: float = 0.25
@@ -58,6 +62,8 @@ class GroupSettings:
     """Share of the number of units, where that is private: it sets scales only."""
     counts_rough: float = 0.01
     """The same, of the others."""
+    counts: tuple[float, float] = (2e-5, 0.004)
+    """Range of the share of either."""
     kept: float = 0.99
     """Quantile up to which Hessians are not clipped."""
     kept_afar: float = 0.95
@@ -132,9 +138,11 @@ class _Run:
         n, sd = measure.units(s.of_units)
         self.n = n = max(n, sd, 1.0)
         self.measure, self.model, self.shape = measure, model, shape
-        # As many histograms as a look has may take half of one from afar.
-        most = s.far / 2 / (6 + sum(columns for _, columns in shape.tables))
-        self.rough = min(self._share_of_counts(s.counts_rough), most)
+        # As many histograms as a look has take half of it, at most.
+        many = 2 * (6 + sum(columns for _, columns in shape.tables))
+        nearest = (1 - s.all_from_afar - s.near[0]) * s.near[0]
+        self.rough = min(self._share_of_counts(s.counts_rough), nearest / many)
+        self.far = max(s.far, many * self.rough)
         self.fine = min(self._share_of_counts(s.counts_fine), s.near[0] / 8)
         self.looks = GroupLooks(measure, shape, tempering, self.rough)
         model.reset()
@@ -152,16 +160,18 @@ class _Run:
     def _share_of_counts(self, part: float) -> float:
         """What a histogram with this noise costs."""
         at_one = self.measure.count_sd(1.0) / (part * self.n)
-        return float(np.clip(at_one**2, 2e-5, 0.002))
+        return float(np.clip(at_one**2, *SETTINGS.counts))
 
     def all(self, on_progress: Callable[[str], None]) -> GroupPosterior:
         """Look from afar, and then from nearby."""
         s, moved = SETTINGS, math.inf
         for k in range(s.far_most):
-            if k >= 2 and moved <= s.arrived * self.root_n:
+            if k >= 2 and (
+                moved <= s.arrived * self.root_n or self.measure.spent > s.all_from_afar
+            ):
                 break
             self.curvatures, self.slopes = [], []
-            moved = self.look(s.far, self.rough, s.kept_afar)
+            moved = self.look(self.far, self.rough, s.kept_afar)
             on_progress(f"look {self.n_looks} from afar")
         self.curvatures, self.slopes = [], []
         left = 1 - self.measure.spent
@@ -191,6 +201,7 @@ class _Run:
             )
         )
         information = informed(self.curvatures, shape)
+        information = information._replace(V=self._within_prior(information.V))
         of_common, of_columns = self.looks.lengths(at, information.V, s.length)
         frame = self._balanced(information, of_common, of_columns)
         rest = share - (self.measure.spent - before) - counts
@@ -200,6 +211,12 @@ class _Run:
         )
         self.n_looks += 1
         return self._think(information)
+
+    def _within_prior(self, V: Vector) -> Vector:
+        """Coordinates of φ that are nowhere wider than the prior: where noise has hidden all information they would be."""
+        sds = self.model.common_sds[:, None]
+        left, sizes, right = np.linalg.svd(V / sds)
+        return np.asarray(sds * ((left * np.minimum(sizes, 1.0)) @ right))
 
     def _per_unit(self, information: Information) -> list[Vector]:
         """Information of a record about the entries of its row, on average."""
@@ -243,7 +260,7 @@ class _Run:
         self.law, self.prior, self.variances = law, prior, variances
         step = self.mode.psi - psi
         moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
-        if not moved < math.inf:
+        if not moved < s.nowhere * self.root_n:
             raise SearchLost(f"look {self.n_looks} led nowhere")
         self.held_back = step * (min(1.0, s.trust * self.root_n / max(moved, 1e-300)) - 1)
         return moved

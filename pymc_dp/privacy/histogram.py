@@ -29,6 +29,8 @@ _GRID = 2**24
 # one run in a thousand was lost to that.
 _SIGNIFICANT, _TAIL, _ON_ITS_OWN = 2.0, 3.0, 5.5
 _OCTAVES_TOGETHER = (1, 3)
+# A bin or an octave of units, where all others seem to have no size: of noise alone, one histogram in 100 has one.
+_RATHER_THAN_NONE = 4.0
 _PLAINLY_SEEN = 10.0
 
 
@@ -196,10 +198,19 @@ def bin_counts(sizes: NDArray[np.float64], bins_per_octave: int) -> NDArray[np.i
 def _significant_range(
     counts: NDArray[np.float64], sd: float, bins_per_octave: int
 ) -> tuple[int, NDArray[np.float64]]:
-    """The bins from the first to the last that stand out; each holds one unit at least."""
-    seen = np.flatnonzero(counts > _ON_ITS_OWN * sd)
+    """The bins from the first to the last that stand out; each holds one unit at least.
+
+    Units without size, as where a covariate is 0, are in the first bin of all, and tell nothing of the others' sizes: it
+    is left out if there are others.
+    """
+    seen = 1 + np.flatnonzero(counts[1:] > _ON_ITS_OWN * sd)
     if len(seen) == 0:
-        seen = np.array([np.argmax(counts)])
+        widths = {1, bins_per_octave}
+        windows = [np.convolve(counts[1:], np.ones(k), "valid") / math.sqrt(k) for k in widths]
+        start = 1 + int(np.argmax(max(windows, key=np.max)))
+        some = max(map(np.max, windows)) > _RATHER_THAN_NONE * sd
+        inside = counts[start : start + bins_per_octave]
+        seen = np.array([start + np.argmax(inside) if some else np.argmax(counts)])
     first, last = int(seen[0]), int(seen[-1])
     while last + 1 < len(counts):
         beyond = counts[last + 1 :]
@@ -207,7 +218,7 @@ def _significant_range(
         if not any(window.sum() > _TAIL * sd * math.sqrt(len(window)) for window in windows):
             break
         last += 1
-    while first > 0 and counts[first - 1] > _SIGNIFICANT * sd:
+    while first > 1 and counts[first - 1] > _SIGNIFICANT * sd:
         first -= 1
     kept = counts[first : last + 1]
     return first, np.where(kept > _SIGNIFICANT * sd, kept, np.clip(kept, 1.0, sd))

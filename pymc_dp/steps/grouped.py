@@ -80,7 +80,12 @@ def draw_groups(
     try:
         found = look_at_groups(measure, law, tempering, on_progress)
         measured, warnings = _measured(found, law), _warnings(found, law)
-    except (SearchLost, np.linalg.LinAlgError, OverflowError) as lost:  # of released numbers
+    except (
+        SearchLost,
+        np.linalg.LinAlgError,
+        OverflowError,
+        ValueError,
+    ) as lost:  # of released numbers
         law.reset()
         measured = {"usable": 0.0, "of_the_prior": "all"}
         why = f": {lost}" if isinstance(lost, SearchLost) else ""
@@ -124,6 +129,12 @@ def _warnings(found: GroupPosterior, law: LawModel) -> list[str]:
                 "draws are what the other groups say of any group. A larger `epsilon`, or more records in "
                 "each, would help."
             )
+    unknown = int((law.shape.parts(kept)[0] > _PRIOR).sum())
+    if unknown:
+        warnings.append(
+            f"Of {unknown} of the {law.shape.p} numbers that all records share next to nothing was learnt: their draws are "
+            "the prior's. A larger `epsilon`, or more records, would help."
+        )
     common = law.shape.parts(found.tilts)[0]
     if len(common) and float(np.mean(common**2)) > 1:
         warnings.append(

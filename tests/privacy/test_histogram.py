@@ -139,3 +139,12 @@ def test_nothing_is_read_before_the_permit_is_taken():
 
     with pytest.raises(PrivacyBudgetExceeded):
         histogram(sizes(), z=2.0, permit=Permit(0, 0, (Gaussian(1.0),)))
+
+
+def test_units_without_size_do_not_hide_the_others():
+    """A covariate of 0 and 1: most units have no size at all, and the others stand out of the noise, but not far."""
+    sizes = np.where(np.arange(2_000) < 560, 0.25, 0.0)
+    for seed in range(20):
+        h = histogram([sizes], z=60.0, seed=seed)
+        assert 0.15 < h.quantile(0.99) < 0.6
+    assert histogram([np.zeros(2_000)], z=70.0).quantile(0.99) < 1e-12
