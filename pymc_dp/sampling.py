@@ -88,7 +88,7 @@ def sample(
         is there or not. The second keeps the number of units private, and needs `delta`.
     step : type or partial, optional
         The algorithm: the class of a step, or a ``functools.partial`` of it with some of its settings. Default: :class:`~pymc_dp.DPAnchored`, which has no other knob than the budget;
-        for a likelihood that cannot be differentiated, or with too many parameters,
+        for a likelihood that it cannot differentiate,
         :class:`~pymc_dp.DPHMC`.
     ledger : PrivacyLedger, optional
         Account of the data set, shared by several analyses.

@@ -243,8 +243,15 @@ class _Run:
             hessian_clip=last.hessian_clip,
             surprise=math.sqrt(max(float(off @ np.linalg.solve(V, off)), 0.0) / d),
             off=np.linalg.solve(r.exact, off) / np.sqrt(np.diag(np.linalg.inv(r.exact))),
-            rounds=len(search.looks), arrived=True, correction=self.correction(),
+            improbable=self._improbable(r.mean), rounds=len(search.looks), arrived=True,
+            correction=self.correction(),
         )  # fmt: skip
+
+    def _improbable(self, theta: Vector) -> Vector:
+        """What the prior would gain if a parameter were back at the start."""
+        here = self.log_public(theta)
+        back = np.where(np.eye(len(theta), dtype=bool), self.start, theta)
+        return np.array([self.log_public(moved) - here for moved in back])
 
     def nothing(self) -> Anchor:
         """The prior, for all that was learnt."""
@@ -254,7 +261,8 @@ class _Run:
         r = Posterior(law, at, floored(Λ, 1e-12), positive(Λ, 1e-12), Λ)
         return Anchor(
             posterior=r, W=np.diag(self.scales), V=np.diag(self.scales), gradient_clip=math.nan,
-            hessian_clip=math.nan, surprise=math.nan, off=np.zeros(len(at)), rounds=0, arrived=False,
+            hessian_clip=math.nan, surprise=math.nan, off=np.zeros(len(at)), improbable=np.zeros(len(at)),
+            rounds=0, arrived=False,
         )  # fmt: skip
 
 

@@ -173,7 +173,8 @@ class LawModel:
             for whose in (_as_long(parameters, sources) for sources in tables)
         ]
         self._start = np.zeros(d)
-        self.common_sds = self._prior_sds()[: shape.p]
+        self._prior_sds = self._sds_at_start()
+        self.common_sds = self._prior_sds[: shape.p]
 
     def _is_apart(self, theta: Variable, common: Variable) -> bool:
         """Whether φ does not depend on what is whitened."""
@@ -182,7 +183,7 @@ class LawModel:
         moved = here + self._whitened * np.random.default_rng(0).normal(size=len(here))
         return np.array_equal(function(here), function(moved))
 
-    def _prior_sds(self) -> Vector:
+    def _sds_at_start(self) -> Vector:
         """Of ψ at the start, to first order in the free variables that are not whitened."""
         variance, middle = np.zeros(self.shape.n), self._at(self._start)[1]
         for j in map(int, np.flatnonzero(~self._whitened)):
@@ -254,7 +255,7 @@ class LawModel:
         found = minimize(minus, self._start, jac=True, method="L-BFGS-B", options={"maxiter": 500})
         self._start = np.asarray(found.x)
         theta, psi, *sds = self._at(self._start)
-        prior_sds = np.full(len(psi), np.inf)
+        prior_sds = self._prior_sds.copy()
         for normal, sd in zip(self._normals, sds, strict=True):
             prior_sds[normal.places] = sd
         return Mode(theta, psi, prior_sds)

@@ -53,6 +53,8 @@ class Anchor:
         explains, per parameter: about 1 if all is well.
     off : ndarray, shape (d,)
         How far the last look says that the earlier ones were off, in every parameter's sd.
+    improbable : ndarray, shape (d,)
+        Nats that the prior would gain if a parameter were back at the start, and the others where they are.
     rounds : int
         Steps to the mode.
     arrived : bool
@@ -68,6 +70,7 @@ class Anchor:
     hessian_clip: float
     surprise: float
     off: Vector
+    improbable: Vector
     rounds: int
     arrived: bool
     correction: Correction | None = None

@@ -151,6 +151,9 @@ class AnchorSettings:
     """Of the prior's variance: a parameter that has kept more should not be far from its prior."""
     pulled: float = 5.0
     """By how many sds it may be, or else its information was lost and not its gradient."""
+    improbable: float = 40.0
+    """Nats that a parameter costs the prior: nine of its standard deviations. A search that noise had led there was
+    sure of it."""
     prior_warning: float = 0.8
     """Of the prior's variance: a parameter that has kept more is said to be the prior's."""
     tilt_warning: float = 1.0

@@ -76,6 +76,14 @@ def judge(
             "information that was seen could move it. A few records that alone tell of it, and that were clipped, "
             f"cause this; so does a prior that is far off. Do not use its draws. {_MORE}"
         )
+    improbable = anchor.improbable > s.improbable
+    if improbable.any():
+        usable = False
+        named = _listed([labels[k] for k in np.flatnonzero(improbable)])
+        warnings.append(
+            f"The prior of {named} puts next to nothing where the search ended: it was led astray by noise, or the prior "
+            f"is wrong. Do not use the draws. {_MORE}"
+        )
     of_prior = of_the_prior(anchor, labels)
     if len(of_prior) == len(labels) or float(tilts.min()) > s.tilt_unusable:
         usable = False

@@ -88,9 +88,11 @@ def rebuild_observed(model: pm.Model, roles: Roles, length: Variable | None = No
     values = [model.rvs_to_values[rv] for rv in observed]
     rows = [_row_input(leaf, f"rows_{k}") for k, leaf in enumerate(roles.record_data)]
     parameters = {rv: rv.type(name=rv.name) for rv in free}
+    # One array that was written into the model twice, such as an index, is one: by identity, as equal values may be chance.
+    of_array = {(id(x.values), x.axis): row for x, row in zip(roles.record_data, rows, strict=True)}
     replacements = {
-        leaf.variable: _like(leaf.variable, row)
-        for leaf, row in zip(roles.record_data, rows, strict=True)
+        leaf.variable: _like(leaf.variable, of_array[id(leaf.values), leaf.axis])
+        for leaf in roles.record_data
     } | parameters
     if length is None:
         length = rows[0].shape[roles.record_data[0].axis]

@@ -55,8 +55,8 @@ class DPAnchored(AtOnce):
     Raises
     ------
     UnsupportedModelError
-        If the model cannot be sampled privately as it stands; ``NoAnchorError`` if only this sampler
-        cannot, for want of derivatives or for too many parameters.
+        If the model cannot be sampled privately as it stands, or has too many parameters; ``NoAnchorError`` if
+        this sampler has no derivatives.
     PrivacyConfigurationError
         If a setting is out of its range.
 
@@ -90,10 +90,11 @@ class DPAnchored(AtOnce):
         super().__init__(vars, instead={}, shards=shards, **run)
         d, self._grouped = self.compiled.d, has_groups(self.compiled)
         if not self._grouped and d * (d + 1) // 2 > MAX_DIMENSION:
-            raise NoAnchorError(
-                f"DPAnchored needs the Hessian in all {d} parameters, and these are too many. If there is "
-                "one for each person, integrate it out of the likelihood; a draw of it would be a release "
-                "about that person."
+            raise UnsupportedModelError(
+                f"DPAnchored needs the Hessian in all {d} parameters, and these are too many for it. If they are of groups, "
+                "write `pm.Normal('a', mu, tau, dims='group')`, read as `a[group]`, one array for each effect; if there is "
+                "one for each person, see `pymc_dp.integrate_out`. `step=pymc_dp.DPHMC` takes any number of them, but needs "
+                "very many records for each."
             )
         self.pays_at_once({"tempering": self._tempering})
         _ = self.compiled.likelihood  # what it lacks, other samplers miss too

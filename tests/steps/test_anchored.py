@@ -587,5 +587,25 @@ def test_more_parameters_than_the_page_says_are_refused():
     with pm.Model() as too_many:
         b = pm.Normal("b", 0, 1, shape=91)
         pm.Normal("y", b.sum(), 1, observed=pm.Data("Y", [0.0, 1.0, 2.0]))
-    with pytest.raises(dp.NoAnchorError, match="91 parameters"):
+    with pytest.raises(dp.UnsupportedModelError, match="91 parameters"):
         dp.DPAnchored(chains=1, draws=5, epsilon=1.0, model=too_many)
+
+
+def test_where_the_prior_puts_nothing_is_told(quiet, caplog):
+    """Twenty prior standard deviations away: noise may have led the search there, or the prior is wrong."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 0.1)
+        y = 2 + np.random.default_rng(0).normal(size=20_000)
+        pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
+    with caplog.at_level("WARNING", logger="pymc.dp"):
+        idata = dp.sample(
+            model=model,
+            draws=50,
+            step=dp.DPAnchored,
+            epsilon=4.0,
+            chains=1,
+            **quiet,
+            compile_kwargs=FAST,
+        )
+    assert idata.attrs["privacy_usable"] == 0
+    assert "The prior of mu puts next to nothing" in caplog.text
