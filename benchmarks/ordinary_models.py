@@ -122,6 +122,8 @@ def run(name, epsilons, seed):
             result, texts = sampled(compiled, epsilon)
         except Exception as error:  # noqa: BLE001  a run that did not return: counted
             print(f"{name}, ε = {epsilon}: {type(error).__name__}: {error}", file=sys.stderr)
+            if isinstance(error, dp.UnsupportedModelError):  # only before anything is spent
+                row[6] = "no"
             rows.append([*row, "no"] + [""] * 12)
             continue
         seconds = to_build + time.process_time() - start
