@@ -54,7 +54,7 @@ def curvature(
     covariances : tuple of ndarray, shape (d, d)
         The look is made in a region that is :attr:`~pymc_dp.polynomial.settings.PolynomialSettings.around` times as
         wide as the first: a curve shows from further off, and noise in tempered nats is less there. If that look
-        tells nothing, one is made in the next.
+        tells nothing, one is made in the next; if noise leaves it open, a dearer one in the same.
     tempering : float
         T.
 
@@ -62,10 +62,16 @@ def curvature(
     -----
     **Releases**: those of one :func:`~pymc_dp.polynomial.looks.look` for each region.
     """
+    s = SETTINGS
+    unclear, times = s.unclear
     for covariance in covariances:
-        found = _seen(measure, log_prior, mean, covariance, tempering)
-        if found is not None:
-            return found
+        found = _seen(measure, log_prior, mean, covariance, tempering, s.warm)
+        if found is None:
+            continue
+        if found.noise > unclear and not found.is_seen:
+            closer = _seen(measure, log_prior, mean, covariance, tempering, times * s.warm)
+            return closer or found
+        return found
     return Curvature(0.0, 0.0)
 
 
@@ -75,12 +81,13 @@ def _seen(
     mean: Vector,
     covariance: Vector,
     tempering: float,
+    share: float,
 ) -> Curvature | None:
     """None if a look tells nothing."""
     s, rng = SETTINGS, np.random.default_rng(0)
     region = normal_region(mean, s.around**2 * covariance, s.around**-2, rng)
     design = draw_design(region.cloud, s.degree, False, tempering, rng)
-    surrogate, misfit = look(measure, design, region.cloud, s.warm)
+    surrogate, misfit = look(measure, design, region.cloud, share)
     if hopeless(region, surrogate, misfit):
         return None
     try:
