@@ -87,9 +87,10 @@ def sample(
         What the guarantee is about, as in :class:`~pymc_dp.steps.run.RunSettings`: one unit replaced, or one that
         is there or not. The second keeps the number of units private, and needs `delta`.
     step : type or partial, optional
-        The algorithm: the class of a step, or a ``functools.partial`` of it with some of its settings. Default: :class:`~pymc_dp.DPAnchored`, which has no other knob than the budget;
-        for a likelihood that it cannot differentiate,
-        :class:`~pymc_dp.DPHMC`.
+        The algorithm: the class of a step, or a ``functools.partial`` of it with some of its settings. Default:
+        :class:`~pymc_dp.DPAnchored`, which has no other knob than the budget; up to three parameters
+        :class:`~pymc_dp.DPAutomatic`, which may take :class:`~pymc_dp.DPPolynomial` in its place; for a likelihood
+        that these cannot differentiate :class:`~pymc_dp.DPHMC`.
     ledger : PrivacyLedger, optional
         Account of the data set, shared by several analyses.
     unit : str, int or array, optional

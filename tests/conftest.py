@@ -47,13 +47,13 @@ def repeatable(monkeypatch):
 def canned_totals(monkeypatch):
     """Totals over the units are paid for, go through the data, and then have nothing to do with them."""
 
-    def install(noise_of):
-        """As noise of standard deviation 1: a function of the size and of what the permit gave."""
+    def install(total_of):
+        """A function of the dimension, the bound and what the permit gave."""
 
         def total(parts, *, dimension=None, bound, noise_multiplier, permit, **others):
             for _ in parts:
                 pass
-            return bound * noise_of(dimension, permit.take(Gaussian(noise_multiplier)))
+            return total_of(dimension, bound, permit.take(Gaussian(noise_multiplier)))
 
         monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", total)
 

@@ -50,30 +50,17 @@ def contents(result):
     ids=["penalty", "hmc"],
 )
 def test_chains_in_processes_depend_on_data_through_releases_alone(
-    step_type, settings, monkeypatch, caplog, capfd
+    step_type, settings, canned_totals, caplog, capfd
 ):
     """Two unrelated data sets, the same released numbers: the same output, to the last bit."""
 
-    def released(
-        parts,
-        *,
-        dimension=None,
-        bound,
-        noise_multiplier,
-        permit,
-        noise,
-        neighbours,
-        nonzeros=None,
-        acute=False,
-    ):
-        for _ in parts:  # the real data are read, as always, but do not enter the release
-            pass
-        _, iteration, index = permit.take(Gaussian(noise_multiplier))
+    def released(dimension, bound, taken):
+        _, iteration, index = taken
         # Not of the slot: which of two parallel chains claims the first one is a race.
         key = [int(np.float64(bound).view(np.int64)), iteration, index]
         return bound * np.random.default_rng(key).normal(size=dimension)
 
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", released)
+    canned_totals(released)
 
     def run(seed):
         model = model_of(*records(seed))
@@ -283,7 +270,7 @@ def test_under_add_or_remove_nothing_tells_how_many_units_there_are(
         self._projected(along)
         return along.bound * float(made_up(None, permit.take(Gaussian(noise_multiplier))))
 
-    canned_totals(made_up)
+    canned_totals(lambda size, bound, taken: bound * made_up(size, taken))
     monkeypatch.setattr(KeptSum, "release", kept)
     monkeypatch.setattr("pymc_dp.steps.run.secrets.randbits", lambda bits: 7)
     runs, sizes = [], (1607, 2789)

@@ -24,6 +24,7 @@ _NEARBY, _FAR = 1e-3, 100.0
 _MOST = 0.8
 """Share of made-up records: the others may have their corner between."""
 _CHUNK_BYTES = 2**22
+"""Products of one chunk."""
 
 
 class ScoreProducts:
@@ -80,12 +81,13 @@ def has_corners(gradients: UnitGradients, likelihood: RecordLikelihood, start: A
         data.append(x.astype(leaf.values.dtype))
     of_made_up = gradients.of(likelihood.of_data(data))
 
-    def score(move: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-        return np.concatenate(list(of_made_up(start + move)))[:, k]
+    def scores(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.concatenate(list(of_made_up(theta)))
 
+    at_start = scores(start)
     for k, e in enumerate(np.eye(len(start))):
-        here = score(0 * e, k)
-        ahead, *far = (score(move * e, k) for move in (_NEARBY, _FAR, -_FAR))
+        here = at_start[:, k]
+        ahead, *far = (scores(start + move * e)[:, k] for move in (_NEARBY, _FAR, -_FAR))
         told = np.isfinite(here) & (here != 0)
         still = np.isclose(ahead, here, rtol=1e-9, atol=0.0)[told]
         jumps = any(not np.allclose(x[told], here[told], rtol=1e-9, atol=0.0) for x in far)

@@ -8,7 +8,7 @@ import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.logprob.basic import conditional_logp
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 
 from pymc_dp.compat import lower_named_dims
@@ -88,11 +88,9 @@ def rebuild_observed(model: pm.Model, roles: Roles, length: Variable | None = No
     values = [model.rvs_to_values[rv] for rv in observed]
     rows = [_row_input(leaf, f"rows_{k}") for k, leaf in enumerate(roles.record_data)]
     parameters = {rv: rv.type(name=rv.name) for rv in free}
-    # One array that was written into the model twice, such as an index, is one: by identity, as equal values may be chance.
-    of_array = {(id(x.values), x.axis): row for x, row in zip(roles.record_data, rows, strict=True)}
+    row_of = {_array_of(leaf): row for leaf, row in zip(roles.record_data, rows, strict=True)}
     replacements = {
-        leaf.variable: _like(leaf.variable, of_array[id(leaf.values), leaf.axis])
-        for leaf in roles.record_data
+        leaf.variable: _like(leaf.variable, row_of[_array_of(leaf)]) for leaf in roles.record_data
     } | parameters
     if length is None:
         length = rows[0].shape[roles.record_data[0].axis]
@@ -123,6 +121,15 @@ def record_graph(parameters: ParameterSpace, roles: Roles) -> RecordGraph:
     held = [leaf.values for leaf in roles.record_data]
     refuse_hidden(all_data_nodes([total]), roles.n_records, held, roles.public_data)
     return RecordGraph(total, theta, parts, rows, parameters.start, names)
+
+
+def _array_of(leaf: RecordData) -> tuple[int, int]:
+    """The same for an array that is written into the model twice, such as an index.
+
+    By identity, as equal values may be chance; and only if nobody can give it other values.
+    """
+    fixed = isinstance(leaf.variable, Constant)
+    return id(leaf.values if fixed else leaf.variable), leaf.axis
 
 
 def _row_input(leaf: RecordData, name: str) -> Variable:

@@ -60,7 +60,7 @@ def curvature(
 
     Notes
     -----
-    **Releases**: those of one :func:`~pymc_dp.polynomial.looks.look` for each region.
+    **Releases**: those of one or two :func:`looks <pymc_dp.polynomial.looks.look>` in each region.
     """
     s = SETTINGS
     unclear, times = s.unclear

@@ -206,9 +206,9 @@ def _significant_range(
     seen = 1 + np.flatnonzero(counts[1:] > _ON_ITS_OWN * sd)
     if len(seen) == 0:
         widths = {1, bins_per_octave}
-        windows = [np.convolve(counts[1:], np.ones(k), "valid") / math.sqrt(k) for k in widths]
-        start = 1 + int(np.argmax(max(windows, key=np.max)))
-        some = max(map(np.max, windows)) > _RATHER_THAN_NONE * sd
+        sums = [np.convolve(counts[1:], np.ones(k), "valid") / math.sqrt(k) for k in widths]
+        highest = max(sums, key=np.max)
+        start, some = 1 + int(np.argmax(highest)), highest.max() > _RATHER_THAN_NONE * sd
         inside = counts[start : start + bins_per_octave]
         seen = np.array([start + np.argmax(inside) if some else np.argmax(counts)])
     first, last = int(seen[0]), int(seen[-1])

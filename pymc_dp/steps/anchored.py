@@ -56,7 +56,7 @@ class DPAnchored(AtOnce):
     ------
     UnsupportedModelError
         If the model cannot be sampled privately as it stands, or has too many parameters; ``NoAnchorError`` if
-        this sampler has no derivatives.
+        its likelihood cannot be differentiated, so that others can sample it and this cannot.
     PrivacyConfigurationError
         If a setting is out of its range.
 

@@ -28,7 +28,8 @@ class DPAutomatic(DPAnchored):
     It begins as :class:`~pymc_dp.DPAnchored`. Once its search has arrived, one look of
     :class:`~pymc_dp.DPPolynomial` around the normal approximation says how far the log-likelihood is from quadratic:
     `curvature` in the metadata, in nats. If that stands out of its noise, the rest of the budget goes to a
-    polynomial; else DPAnchored goes on. A search that does not arrive soon is taken for one along a curve, too. `sampler` in the metadata says which it was.
+    polynomial; else DPAnchored goes on. A search that does not arrive soon is taken for one along a curve, too, without
+    `curvature`. `sampler` in the metadata says which it was.
 
     Parameters
     ----------

@@ -80,12 +80,8 @@ def draw_groups(
     try:
         found = look_at_groups(measure, law, tempering, on_progress)
         measured, warnings = _measured(found, law), _warnings(found, law)
-    except (
-        SearchLost,
-        np.linalg.LinAlgError,
-        OverflowError,
-        ValueError,
-    ) as lost:  # of released numbers
+    # Of released numbers: ValueError is NumPy's LinAlgError too.
+    except (SearchLost, OverflowError, ValueError) as lost:
         law.reset()
         measured = {"usable": 0.0, "of_the_prior": "all"}
         why = f": {lost}" if isinstance(lost, SearchLost) else ""

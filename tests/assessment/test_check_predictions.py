@@ -199,7 +199,7 @@ def test_nothing_is_read_before_it_is_paid_for(fitted, monkeypatch):
 
 
 def test_the_table_is_a_function_of_releases_alone(fitted, canned_totals):
-    canned_totals(lambda size, taken: np.random.default_rng(size).normal(size=size))
+    canned_totals(lambda size, B, _: B * np.random.default_rng(size).normal(size=size))
     x, y = records(4)
     x[:2], y[:2] = 1e308, -1e308
     other = dp.compile(regression(x, y), compile_kwargs=FAST)

@@ -283,7 +283,7 @@ def everything(found):
 def test_the_table_is_a_function_of_releases_alone(pair, monkeypatch, canned_totals):
     """Other people, some of them impossible, and the same released numbers: the same table."""
 
-    canned_totals(lambda size, taken: np.random.default_rng(size or 0).normal(size=size))
+    canned_totals(lambda size, B, _: B * np.random.default_rng(size or 0).normal(size=size))
 
     def counts(counts, *, noise_multiplier, permit, noise, neighbours):
         size = len(counts())

@@ -240,24 +240,10 @@ def test_a_run_spends_its_purse_and_no_more():
     assert measure.spent == pytest.approx(1, abs=1e-8)
 
 
-def test_an_anchor_is_a_function_of_releases_alone(monkeypatch):
+def test_an_anchor_is_a_function_of_releases_alone(monkeypatch, canned_totals):
     """Other data, the same released numbers: the same anchor, to the last bit."""
 
-    def released(
-        parts,
-        *,
-        dimension=None,
-        bound,
-        noise_multiplier,
-        permit,
-        noise,
-        neighbours,
-        nonzeros=None,
-        acute=False,
-    ):
-        for _ in parts:
-            pass
-        permit.take(Gaussian(noise_multiplier))
+    def released(dimension, bound, _):
         rng = np.random.default_rng(int(np.float64(bound).view(np.int64)) % 2**32)
         total = rng.normal(size=dimension or ()) * bound
         return total if dimension == 1 else -np.abs(total)
@@ -267,7 +253,7 @@ def test_an_anchor_is_a_function_of_releases_alone(monkeypatch):
         permit.take(Gaussian(noise_multiplier))
         return 10.0 * np.exp(-(((np.arange(90) - 58) / 3.0) ** 2)) * 100
 
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", released)
+    canned_totals(released)
     monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counted)
     anchors = []
     for seed in (0, 1):

@@ -575,3 +575,18 @@ def test_a_look_that_leads_nowhere_returns_the_prior(monkeypatch, caplog):
         step.build_anchor()
     assert "look 1 led nowhere" in caplog.text
     assert step.guarantee.measured["usable"] == 0
+
+
+def test_an_index_that_is_written_twice_is_one_table():
+    """By identity: two arrays that only happen to agree are two, or the graph would tell of records."""
+    rng = np.random.default_rng(0)
+    k, x, y = rng.integers(8, size=200), rng.normal(size=200), rng.normal(size=200)
+
+    def shapes(first, second):
+        with pm.Model() as model:
+            a, b = pm.Normal("a", 0, 1, shape=8), pm.Normal("b", 0, 1, shape=8)
+            pm.Normal("y", a[first] + b[second] * x, 1, observed=y)
+        return dp.compile(model).cut.shapes
+
+    assert shapes(k, k) == [(8, 2)]
+    assert shapes(k, k.copy()) == [(8, 1), (8, 1)]

@@ -382,13 +382,10 @@ def test_moves_beyond_those_that_were_paid_for_are_refused(monkeypatch):
         built(straight(), monkeypatch, 8.0)
 
 
-def test_a_run_with_a_chain_is_a_function_of_releases_alone(monkeypatch):
+def test_a_run_with_a_chain_is_a_function_of_releases_alone(monkeypatch, canned_totals):
     """Other data, the same released numbers: the same draws, to the last bit."""
 
-    def released(parts, *, dimension=None, bound, noise_multiplier, permit, **_):
-        for _ in parts:
-            pass
-        permit.take(Gaussian(noise_multiplier))
+    def released(dimension, bound, _):
         rng = np.random.default_rng(int(np.float64(bound).view(np.int64)) % 2**32)
         total = rng.normal(size=dimension) * bound
         if dimension == 3:  # Hessians of two parameters: curved enough to be taken for learnt
@@ -414,7 +411,7 @@ def test_a_run_with_a_chain_is_a_function_of_releases_alone(monkeypatch):
         def beyond(self, size):
             return 1 / max(size, 1.0)
 
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", released)
+    canned_totals(released)
     monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counted)
     monkeypatch.setattr("pymc_dp.records.measurements.PrivateHistogram", Canned)
     always(monkeypatch)
