@@ -56,6 +56,7 @@ __all__ = [
     "root_attrs",
     "steps_beside",
     "summary",
+    "written",
 ]
 
 COMPILES_LOOPS = not HAS_INFERENCE_DATA
@@ -129,6 +130,12 @@ def index_axes(node: Any) -> list[tuple[int, int]]:
         if isinstance(entry, int)
         and getattr(node.inputs[entry + 1].type, "dtype", "").startswith(("int", "uint"))
     ]
+
+
+def written(node: Any) -> tuple[Any, list[Any]]:
+    """What a node writes into an array, and the tensors that say where; the value there is lost."""
+    sets = getattr(node.op, "set_instead_of_inc", False) and "Advanced" in type(node.op).__name__
+    return (node.inputs[1], list(node.inputs[2:])) if sets else (None, [])
 
 
 def inner_graph(op: Any) -> Any:

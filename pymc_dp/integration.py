@@ -33,7 +33,7 @@ from pymc_dp.likelihood.panel import Panel, panel_of
 from pymc_dp.likelihood.record_graph import rebuild_observed, sum_observed
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.rows import with_rows
-from pymc_dp.likelihood.unit import count_records, record_dims_of
+from pymc_dp.likelihood.unit import DECLARED_UNIT, count_records, record_dims_of
 
 _COARSE = 4
 """Times as many points as for the integral, to find out where a person's integrand is; no derivative is taken of them."""
@@ -136,6 +136,7 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
 
     integrated = _without(model, u, panel)
     outcome = model.observed_RVs[0].name
+    setattr(integrated, DECLARED_UNIT, person)  # all records of one are one now
     with integrated:
         for dim, length in zip((person, slot), panel.there.shape, strict=True):
             if dim not in integrated.dim_lengths:
@@ -263,8 +264,8 @@ def _log_integral(
             known[template.rows[-1]] = who.ravel().astype(template.rows[-1].type.dtype)
         (terms,) = with_rows([template.terms], known)
         terms = terms.reshape((people, points, slots))
-        if not panel.there.all():
-            terms = pt.switch(there[:, None] > 0.5, terms, 0.0)
+        # Also where everybody has as many: whether they have would tell of one who has not.
+        terms = pt.switch(there[:, None] > 0.5, terms, 0.0)
         z = (nodes - mean) / spread
         return terms.sum(axis=2) - 0.5 * z**2 - pt.log(spread) - 0.5 * np.log(2 * np.pi)
 

@@ -39,8 +39,9 @@ class Plan:
         iterations = g.chains * g.iterations
         many = "" if g.n_units is None else f", {g.n_units:,} of them"
         rows = [
+            ("Protects", f"{g.unit}{many} ({g.neighbours} neighbours)" + self._of_people),
+            *(("Caution", caution) for caution in g.cautions),
             ("Step", g.step),
-            ("Protects", f"{g.unit}{many} ({g.neighbours} neighbours)"),
             ("Private data", ", ".join(g.private_data)),
             ("Treated as public", ", ".join(g.public_data) or "nothing in the likelihood"),
             *([("Left out of the result", ", ".join(self.left_out))] if self.left_out else []),
@@ -87,6 +88,13 @@ class Plan:
                 )
             )
         return rows
+
+    @property
+    def _of_people(self) -> str:
+        """What a row is not, unless it was said what it is."""
+        if not self.guarantee.unit.startswith("one record"):
+            return ""
+        return "; a person with several rows is not protected (`unit=` says whose rows are whose)"
 
     def _cost_of_one(self) -> str:
         g = self.guarantee

@@ -16,9 +16,10 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
-from pymc_dp.likelihood.nodes import RecordData, shapes_of_data
+from pymc_dp.likelihood.nodes import RecordData
+from pymc_dp.likelihood.origins import lengths_of_leaves
+from pymc_dp.likelihood.outcomes import Outcomes
 from pymc_dp.likelihood.roles import Roles
-from pymc_dp.outcomes import Outcomes
 from pymc_dp.results import released
 
 
@@ -65,7 +66,7 @@ def predict(
     UnsupportedModelError
         If a row cannot be given by name.
     PrivacyConfigurationError
-        If `new_data` has not all that is needed, or not in the right shape.
+        If `new_data` has not all that is needed, not in the right shape, or an index out of range.
 
     Examples
     --------
@@ -77,7 +78,7 @@ def predict(
     compiled = compile_model(model, unit=unit, public=public)
     model, roles = compiled.model, compiled.roles
     # Observed values tell their variable its shape, and no more.
-    blockers = shapes_of_data(model.observed_RVs, [])
+    blockers = lengths_of_leaves(model.observed_RVs)
     known = set(ancestors(model.observed_RVs, blockers=blockers))
     needed = [leaf for leaf in roles.record_data if leaf.variable in known]
     rows = {leaf.name: _rows(model, leaf, new_data) for leaf in needed}
@@ -160,6 +161,7 @@ def _draw(
     outcomes = Outcomes(model, roles, random_seed)
     given = [rows.get(leaf.name, _zeros(leaf, n)) for leaf in roles.record_data]
     chains, draws = posterior.sizes["chain"], posterior.sizes["draw"]
+    outcomes.refuse_out_of_range(next(outcomes.points(posterior)), n, given)
     drawn = [outcomes.draw(point, n, given) for point in outcomes.points(posterior)]
     return {
         name: (

@@ -14,8 +14,8 @@ from pymc_dp.exceptions import PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing, stamp
 from pymc_dp.privacy.events import from_json
 from pymc_dp.steps.host import PrivateStep
-from pymc_dp.steps.run import guarantee_of_run, step_of_run
-from pymc_dp.steps.statistics import RELEASABLE_STATS
+from pymc_dp.steps.run import guarantee_of_run
+from pymc_dp.steps.statistics import STATS
 
 _log = logging.getLogger("pymc.dp")
 
@@ -65,21 +65,24 @@ def release(idata: Any, *, step: PrivateStep | None = None) -> Any:
     carried = identify(groups)
     attrs = {k: v for k, v in root_attrs(idata).items() if k in _SAFE_ATTRS}
     attrs |= _promise(root_attrs(idata), carried, step)
-    allowed = json.loads(attrs["privacy_variables"])
+    allowed, of_steps = json.loads(attrs["privacy_variables"]), covered_statistics(attrs)
     private_dims = set(json.loads(attrs["privacy_record_dims"]))
+    found = {str(v) for s in _DRAWS.values() if s in groups for v in groups[s].data_vars}
+    if strangers := sorted(found - of_steps):
+        raise PrivacyError(
+            f"Another step method took part in this run (its statistics: {strangers}). It read "
+            "the data without noise, so the draws cannot be released. Use the private step alone."
+        )
 
     kept: dict[str, xr.Dataset] = {}
     for draws, statistics in _DRAWS.items():
         if statistics in groups:
             kept[draws] = _only(groups[draws], allowed, private_dims)
-            kept[statistics] = _only(groups[statistics], RELEASABLE_STATS, private_dims)
+            kept[statistics] = _only(groups[statistics], of_steps, private_dims)
     if "constant_data" in groups:
         constants = _only(groups["constant_data"], allowed, private_dims)
         if constants.data_vars:
             kept["constant_data"] = constants
-    step = step or step_of_run(carried.privacy_run)
-    if step is not None:
-        kept |= step.derived_groups(kept)
     kept["privacy"] = _privacy_group(attrs)
     if still := still_chains(kept):
         _log.warning("%s", on_still_chains(still, kept["sample_stats"].sizes["chain"]))
@@ -108,6 +111,26 @@ def released(idata: Any, instead: str) -> tuple[dict[str, Any], dict[str, xr.Dat
     if is_post_processing(groups):
         raise PrivacyError(f"Nothing in this model is private: use `{instead}`.")
     return attrs, groups
+
+
+def covered_statistics(attrs: Mapping[str, Any]) -> set[str]:
+    """Names of the sampler statistics that a run may release: its step's own, and those of all steps."""
+    return {*json.loads(attrs.get("privacy_statistics", "[]")), *STATS}
+
+
+def not_covered(attrs: Mapping[str, Any], groups: Mapping[str, xr.Dataset]) -> list[str]:
+    """What has been put into a released result since: groups, and variables of its own groups."""
+    variables, statistics = json.loads(attrs["privacy_variables"]), covered_statistics(attrs)
+    known = {"constant_data": variables, "privacy": list(_privacy_group(attrs).data_vars)}
+    for draws, of_draws in _DRAWS.items():
+        known |= {draws: variables, of_draws: statistics}
+    found = [name for name in groups if name not in known]
+    for name, covered in known.items():
+        if name in groups:
+            found += [
+                f"{name}[{v!r}]" for v in map(str, groups[name].data_vars) if v not in covered
+            ]
+    return found
 
 
 def still_chains(groups: Mapping[str, xr.Dataset]) -> list[int]:
@@ -169,12 +192,6 @@ def identify(groups: Mapping[str, xr.Dataset]) -> Carried:
             raise PrivacyError(
                 "These draws were not made by a private step: they have no privacy statistics. "
                 "Sample with `pymc_dp.sample(...)` or `pm.sample(step=pymc_dp.DPPenalty(...))`."
-            )
-        strangers = sorted(set(map(str, stats.data_vars)) - RELEASABLE_STATS)
-        if strangers:
-            raise PrivacyError(
-                f"Another step method took part in this run (its statistics: {strangers}). It read "
-                "the data without noise, so the draws cannot be released. Use the private step alone."
             )
         sizes = [{d: g.sizes.get(d) for d in ("chain", "draw")} for g in (stats, groups[draws])]
         if sizes[0] != sizes[1]:

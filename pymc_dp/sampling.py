@@ -3,7 +3,9 @@
 import difflib
 import inspect
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from numbers import Number
 from typing import Any
@@ -13,14 +15,18 @@ import pymc as pm
 
 from pymc_dp.compat import from_groups, groups_of, summary
 from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError, refuses_from_outside
+from pymc_dp.interrupts import deferred
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.likelihood.formulas import is_formula
+from pymc_dp.likelihood.unit import effects_by_record
 from pymc_dp.planning import plan
+from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.progress import doing, hidden
+from pymc_dp.progress import doing, hidden, quiet_pymc, unseen
 from pymc_dp.results import release, still_chains
 from pymc_dp.steps.anchored import DPAnchored
+from pymc_dp.steps.at_once import AtOnce
 from pymc_dp.steps.automatic import MOST_PARAMETERS, DPAutomatic
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
@@ -150,19 +156,104 @@ def sample(
             "neighbours": neighbours, "ledger": ledger, "model": compile_model(model, unit=unit, **of_model), **for_step,
         }  # fmt: skip
         built = _default_step(common) if chosen is None else chosen(**common)
+    _ask_for_unit(built)
     _log.info(str(plan(built)))
+    for caution in built.guarantee.cautions:
+        _log.warning("%s", caution)
     for_host["var_names"] = _without_left_out(built, for_host.get("var_names"))
     if for_step.get("shards") is not None and for_host.setdefault("cores", 1) != 1:
         raise PrivacyConfigurationError(
             "With `shards` the chains run one after the other, each on all workers: leave `cores` out."
         )
+    if isinstance(built, AtOnce):
+        for_host["cores"] = 1  # draws that are there need no processes
+    _rehearse(built, for_host)
     with hidden(quietly):
         built.prepare()
-    idata = pm.sample(draws, tune=tune, chains=chains, step=built, model=built.model, **for_host)
-    safe = release(idata)
+    safe = release(_sampled(built, for_host))
     _diagnose(safe, built)
     _log.info(built.guarantee.sentence)
     return safe
+
+
+def _rehearse(step: PrivateStep, for_host: dict[str, Any]) -> None:
+    """Let whatever can fail without any data fail now: imports, processes, arguments of the host, the way back.
+
+    The whole way is gone with chains that stand still, and nothing is charged. A progress bar that cannot be shown
+    is left out.
+    """
+    try:
+        _go_through(step, for_host)
+    except ImportError as missing:
+        if not for_host.get("progressbar", True):
+            raise
+        for_host["progressbar"] = False
+        _go_through(step, for_host)
+        _log.warning("No progress bar is shown: %s.", missing)
+
+
+def _go_through(step: PrivateStep, for_host: Mapping[str, Any]) -> None:
+    still = {**for_host, "random_seed": 0, "callback": None}
+    with step.rehearsing(), quiet_pymc(), unseen(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = pm.sample(
+            _ENOUGH_TO_JUDGE, tune=0, chains=step.guarantee.chains, step=step, model=step.model, **still
+        )  # fmt: skip
+        with np.errstate(all="ignore"):
+            _diagnose(release(found), step)
+
+
+def _sampled(step: PrivateStep, for_host: Mapping[str, Any]) -> Any:
+    """What the host returns; what an interrupt has left, if anything."""
+    plan = step.guarantee
+    go = partial(
+        pm.sample, plan.draws, tune=plan.tune, chains=plan.chains, step=step, model=step.model, **for_host
+    )  # fmt: skip
+
+    def end() -> None:
+        step.was_interrupted = True
+        _log.warning(
+            "Interrupted: %s. Once more, and it ends at once.",
+            "handing out the draws, which are all paid for"
+            if isinstance(step, AtOnce)
+            else "the run ends with this iteration",
+        )
+
+    in_processes = for_host.get("cores") != 1
+    try:
+        with nullcontext() if in_processes else deferred(end):
+            found = go()
+    except (KeyboardInterrupt, ValueError) as ended:
+        # PyMC has no result of chains without draws, and says so by a ValueError.
+        if isinstance(ended, ValueError) and not step.was_interrupted:
+            raise
+        _log.error(
+            "Interrupted: there is nothing to return. The whole run stays charged, ε = %s.",
+            at_most(plan.epsilon),
+        )
+        raise KeyboardInterrupt from None
+    sizes = groups_of(found)["posterior"].sizes
+    if (sizes["chain"], sizes["draw"]) != (plan.chains, plan.draws):
+        _log.warning(
+            "The run ended early: of %s chains of %s draws there are %s of %s (chains are cut to one length, and "
+            "those left out with which there would be fewer draws in all). The whole run stays charged.",
+            plan.chains, plan.draws, sizes["chain"], sizes["draw"],
+        )  # fmt: skip
+    return found
+
+
+def _ask_for_unit(step: PrivateStep) -> None:
+    """Refuse to guess whose the rows are, where a model has an effect for each of many."""
+    if step.roles.unit_given:
+        return
+    found = effects_by_record(step.model, step.roles)
+    if found is not None:
+        name, levels = found
+        raise PrivacyConfigurationError(
+            f"The likelihood reads {name!r}, of {levels} values, by an index: rows with one index may be one person's, "
+            "and each row would be protected on its own only. Say what is protected: `unit=` and the array of "
+            "identifiers, one per row, if a person has several rows; `unit=0` if every row is somebody else's."
+        )
 
 
 def _default_step(keywords: dict[str, Any]) -> PrivateStep:

@@ -216,7 +216,7 @@ def two_outcomes():
         (two_effects, ["'slope'", "person"]),
         (no_index, ["u[person]"]),
         (read_together, ["u[person]"]),
-        (two_persons_in_a_record, ["two persons"]),
+        (two_persons_in_a_record, ["two arrays"]),
         (in_another_prior, ["'b'"]),
         (two_outcomes, ["'z'", "ledger"]),
     ],

@@ -244,7 +244,8 @@ def test_clamp_is_the_same_at_both_ends():
 
 
 def test_second_moments_in_their_order():
-    np.testing.assert_array_equal(second_moments(np.array([[2.0, 3.0]])), [[2, 3, 4, 6, 9]])
+    moments = second_moments(np.array([[0.5, -1.0], [2.0, np.nan]]))
+    np.testing.assert_array_equal(moments, [[0.5, -1, 0.25, -0.5, 1], [1, -1, 1, -1, 1]])
 
 
 def test_sum_sensitivity_is_the_norm_of_the_ranges():

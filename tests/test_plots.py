@@ -468,7 +468,7 @@ def test_records_written_into_the_model_are_refused(place):
             pm.Normal("y", mean.get(place, a[0]), 1, observed=np.zeros(N))
         if place == "potential":
             pm.Potential("fit", (a[0] * x).sum())
-    with pytest.raises(dp.UnsupportedModelError, match=r"shape \(60,\) written into it"):
+    with pytest.raises(dp.UnsupportedModelError, match=r"written into it|captured"):
         dp.tradeoff(model, **FAST)
 
 

@@ -112,7 +112,7 @@ def test_what_was_set_and_what_was_measured_are_told_apart(released):
 
 def test_names_of_the_model_are_escaped(released):
     report = dp.privacy_report(released)
-    assert report.unit == "one <b>patient & co"
+    assert report.unit == "one record of '<b>patient & co'"
     for html in (report.to_html(), report._repr_html_()):
         assert "<b>patient" not in html
         assert "&lt;b&gt;patient &amp; co" in html

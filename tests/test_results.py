@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
@@ -34,7 +35,7 @@ def test_release_stamps_the_guarantee(raw):
     attrs = root_attrs(dp.release(raw))
     assert attrs["privacy_epsilon"] == 1.0
     assert attrs["privacy_delta"] == 1e-4
-    assert attrs["privacy_unit"] == "one patient"
+    assert attrs["privacy_unit"] == "one record of 'patient'"
     assert attrs["privacy_relation"] == "substitute-one"
     assert attrs["privacy_noise"] == "opendp discrete gaussian"
     assert attrs["privacy_valid"] == 1
@@ -220,10 +221,10 @@ def test_foreign_warmup_draws_are_refused(raw):
 
 
 def test_labels_of_records_never_leave(quiet):
-    """Also where a public array has the record dimension."""
+    """Also where what is public has the record dimension."""
     with pm.Model(coords={"patient": [f"Mrs. {i}" for i in range(40)]}):
         mu = pm.Normal("mu", 0, 1)
-        pm.Deterministic("repeated", mu * np.ones(40), dims="patient")
+        pm.Deterministic("repeated", mu * pt.ones(40), dims="patient")
         pm.Normal("y", mu, 1, observed=np.linspace(-1, 1, 40), dims="patient")
         idata = dp.sample(6, chains=1, epsilon=1.0, step=dp.DPPenalty, **quiet, **FAST)
     assert "repeated" in idata.posterior

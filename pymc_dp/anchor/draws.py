@@ -11,6 +11,7 @@ import pymc as pm
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
+from pymc_dp.anchor.law import Law, Posterior
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.compat import groups_of
 from pymc_dp.exceptions import PrivacyConfigurationError
@@ -69,18 +70,27 @@ def draw(
         Of θ.
     """
     posterior, law = anchor.posterior, anchor.posterior.law
+    if not anchor.arrived:  # the prior need not be proper
+        return draw_normal(posterior, draws, chains)
     d, R = len(posterior.mean), power(posterior.covariance, 0.5)
-    seed = zlib.crc32(law.k.tobytes() + law.K.tobytes())
 
     def log_density(z: Variable) -> Any:
         theta = posterior.mean + pt.dot(R, z)
         return law.log_density(theta) + log_public.at(theta)
 
-    if anchor.arrived:
-        z = draws_of(log_density, np.zeros(d), draws, chains, seed, nuts_sampler)
-    else:  # the prior need not be proper
-        z = np.random.default_rng(seed).standard_normal((chains, draws, d))
+    z = draws_of(log_density, np.zeros(d), draws, chains, _seed(law), nuts_sampler)
     return np.asarray(posterior.mean + z @ R.T)
+
+
+def draw_normal(posterior: Posterior, draws: int, chains: int) -> Vector:
+    """Draws of the posterior's normal approximation, shape (chains, draws, d)."""
+    size = chains, draws, len(posterior.mean)
+    z = np.random.default_rng(_seed(posterior.law)).standard_normal(size)
+    return np.asarray(posterior.mean + z @ power(posterior.covariance, 0.5).T)
+
+
+def _seed(law: Law) -> int:
+    return zlib.crc32(law.k.tobytes() + law.K.tobytes())
 
 
 def draws_of(
@@ -93,8 +103,8 @@ def draws_of(
 ) -> Vector:
     """Draws by NUTS of a density in coordinates in which it is about white.
 
-    If the sampler fails, standard normal draws about `start` take their place, and that is said: what was paid for
-    is not lost.
+    If the sampler fails or is interrupted, standard normal draws about `start` take their place, and that is said:
+    what was paid for is not lost.
 
     Parameters
     ----------
@@ -123,8 +133,8 @@ def draws_of(
         found = np.asarray(groups_of(sampled)["posterior"]["z"].values, np.float64)
         if found.shape == size and np.isfinite(found).all():
             return found
-        why = "draws that are not finite"
-    except Exception as error:  # noqa: BLE001  # whatever it is: what was paid for is not lost
+        why = "draws that are not all there, or not finite"
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is: what was paid for is not lost
         why = type(error).__name__
     _log.warning(
         "NUTS could not draw from the released law (%s). The draws are of its normal approximation.",

@@ -25,7 +25,7 @@ from pymc_dp.exceptions import (
 )
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
-from pymc_dp.outcomes import Outcomes
+from pymc_dp.likelihood.outcomes import Outcomes
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger

@@ -218,7 +218,9 @@ def compare(
     ----------
     models : mapping
         From names to pairs of a model and released draws of it. All models observe the same values of the same
-        people, in the same order.
+        people, in the same order: see to it, as nothing but the numbers of rows and of units is compared. A person
+        who is another row elsewhere counts twice; y and log y cannot be compared (write the second as a
+        ``pm.LogNormal`` of y).
     epsilon, delta : float
         Budget of the comparison, beside what the draws have cost. `delta` defaults to the ledger's, or to
         0.1 / units without one.
@@ -270,6 +272,7 @@ def compare(
     )  # fmt: skip
     predicting, gains = [], []
     for name, one in compiled.items():
+        payment.check(one)
         attrs, groups = drawn[name]
         posterior_and_model(one, attrs, name, payment.noise.secure)
         with doing(f"Compiling {name}"):

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.likelihood.containment import refuse_size_outside_likelihood
+from pymc_dp.likelihood.sizes import check_sizes
 from pymc_dp.privacy.clipping import clipped_sum
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
@@ -68,10 +68,7 @@ class Payment:
             ledger=ledger, noise_source=noise_source,
         )  # fmt: skip
         check_units(roles.n_units)
-        if not run.neighbours.public_size:
-            refuse_size_outside_likelihood(
-                compiled.model, roles.n_records, roles.record_dims, roles.left_out
-            )
+        self.check(compiled)
         run.open_account(delta, roles.n_units)
         self._z = run.multiplier_of_one()
         tells_size = run.neighbours.public_size
@@ -81,6 +78,15 @@ class Payment:
             n_units=roles.n_units if tells_size else None,
             n_records=roles.n_records if tells_size else None,
         )
+
+    def check(self, compiled: CompiledModel) -> None:
+        """Refuse a model whose prior tells the number of units, if that is private.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        check_sizes(compiled.model, compiled.roles, self._run.neighbours.public_size)
 
     @property
     def guarantee(self) -> Guarantee:

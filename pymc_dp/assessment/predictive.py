@@ -19,11 +19,11 @@ from pymc_dp.assessment.paid import OwnRecords
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.outcomes import draws_of
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.linalg import as_vectors, clip
-from pymc_dp.outcomes import draws_of
 from pymc_dp.privacy.clipping import in_silence
 from pymc_dp.records.questions import Units, Vector
 from pymc_dp.unconstrained import unconstrained

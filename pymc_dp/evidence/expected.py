@@ -10,13 +10,15 @@ import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_dp.anchor.build import build_anchor
-from pymc_dp.checks import check_delta, positive
-from pymc_dp.evidence.made_up_data import with_made_up_data
+from pymc_dp.checks import check_delta, positive, whole
+from pymc_dp.evidence.made_up_records import made_up_records
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.roles import Roles
+from pymc_dp.likelihood.sizes import check_sizes
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours, neighbours_named
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
@@ -82,13 +84,14 @@ class ExpectedTilt:
 
 
 def expected_tilt(
-    model: pm.Model,
+    model: pm.Model | CompiledModel,
     *,
     epsilon: float | None = None,
     tilt: float | None = None,
     delta: float | None = None,
     data: Mapping[str, ArrayLike] | None = None,
     truth: Mapping[str, ArrayLike] | None = None,
+    records: int | None = None,
     public: Sequence[str] = (),
     unit: Any = None,
     neighbours: str = SUBSTITUTE_ONE.name,
@@ -102,15 +105,17 @@ def expected_tilt(
 
     Parameters
     ----------
-    model : Model
-        As for ``pymc_dp.sample``. Of its data only the sizes are used.
+    model : Model or CompiledModel
+        As for ``pymc_dp.sample``. Of its data only types and numbers of columns are used.
     epsilon, tilt : float
         One of them: the budget, or the tilt that is wanted, in posterior standard deviations per parameter.
     delta : float, optional
-        Default: 0.1 / units.
+        Default: 0.1 / made-up units. Under add-or-remove it has to be given, as for the run.
     data, truth, public
         As for :func:`~pymc_dp.tradeoff`: made-up covariates, parameters to draw outcomes with, and data that are
         public.
+    records : int, optional
+        How many records to make up. Default: as many as `data` has rows, or, if their number is public, as the model.
     unit, neighbours
         As for ``pymc_dp.sample``.
     runs : int
@@ -129,19 +134,26 @@ def expected_tilt(
     """
     if (epsilon is None) == (tilt is None):
         raise PrivacyConfigurationError("Give either `epsilon` or `tilt`.")
+    relation = neighbours_named(neighbours)
     with quiet_pymc():
-        fake = with_made_up_data(
-            model, data=data or {}, truth=truth or {}, public=public, seed=random_seed
+        compiled = compile_model(model, public=public, unit=unit)
+        check_sizes(compiled.model, compiled.roles, relation.public_size)
+        n = _number(compiled.roles, data or {}, records, relation)
+        rows = made_up_records(
+            compiled, data=data or {}, truth=truth or {}, records=n, seed=random_seed
         )
-        compiled = compile_model(fake, public=public, unit=unit)
-    records = LocalRecords(compiled, 2)
-    delta = check_delta(0.1 / records.n_units if delta is None else delta)
-    relation, parameters = neighbours_named(neighbours), compiled.parameters
+        made_up = LocalRecords(compiled, 2).of_data(rows, compiled.roles.unit_of_record)
+    if delta is None and not relation.public_size:
+        raise PrivacyConfigurationError(
+            f'With `neighbours="{relation.name}"` give `delta`, as for the run: there is no default.'
+        )
+    delta = check_delta(0.1 / made_up.n_units if delta is None else delta)
+    parameters = compiled.parameters
 
     def looks(at: float) -> list[Any]:
         z, found = calibrate_noise(epsilon=at, delta=delta, releases=1), []
         for run in range(runs):
-            curator = Curator(records, InsecureSeededNoise(random_seed + run), relation)
+            curator = Curator(made_up, InsecureSeededNoise(random_seed + run), relation)
             purse = Purse(Permit(run, 0, (Gaussian(z),)), z)
             with np.errstate(all="ignore"):
                 anchor = build_anchor(
@@ -160,6 +172,34 @@ def expected_tilt(
         least=min(all_of_them), most=max(all_of_them), labels=tuple(parameters.labels),
         tilts=np.median([r.tilts for r in found], axis=0),
     )  # fmt: skip
+
+
+def _number(
+    roles: Roles, data: Mapping[str, ArrayLike], records: int | None, relation: Neighbours
+) -> int:
+    """How many records to make up: a public number."""
+    axes = {leaf.name: leaf.axis for leaf in roles.record_data}
+    if unknown := sorted(set(data) - set(axes)):
+        raise PrivacyConfigurationError(
+            f"`data` names {unknown}, which the likelihood does not read. It reads {sorted(axes)}."
+        )
+    lengths = [np.shape(x)[axes[name]] for name, x in data.items() if np.ndim(x) > axes[name]]
+    if records is not None:
+        n = whole("records", records, 2)
+    elif lengths:
+        n = lengths[0]
+    elif relation.public_size:
+        n = roles.n_records
+    else:
+        raise PrivacyConfigurationError(
+            f'With `neighbours="{relation.name}"` the number of records is private. Give another one: `records=...`.'
+        )
+    if roles.unit_of_record is not None and (not relation.public_size or n != roles.n_records):
+        raise PrivacyConfigurationError(
+            "Whose the made-up records are is taken from `unit`, so that there are as many as real ones and their number "
+            "is public. Make a model of made-up data of another size in place of that."
+        )
+    return n
 
 
 def _find(looks: Callable[[float], list[Any]], wanted: float) -> tuple[float, list[Any]]:

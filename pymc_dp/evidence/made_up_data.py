@@ -1,6 +1,6 @@
 """A copy of a model that observes made-up data, and none of its own."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 from pymc.distributions.custom import CustomDistRV
 from pymc.distributions.simulator import SimulatorRV
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
 
 from pymc_dp.compat import ancestors
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
-from pymc_dp.likelihood.nodes import all_data_nodes, data_nodes, shapes_of_data
+from pymc_dp.likelihood.nodes import data_nodes
+from pymc_dp.likelihood.origins import Origins, lengths_of_leaves, numbers_of_prior
 
 
 def with_made_up_data(
@@ -57,8 +57,7 @@ def with_made_up_data(
     """
     _check_names(model, data, truth)
     _refuse_functions(model)
-    n = _observed_length(model)
-    _refuse_baked_in(_everything(model), n, model.data_vars)
+    _refuse_baked_in(model, public)
     copy = _intervene(model, _replacements(model, data, public))
     shapes = {v.name: v.get_value(borrow=True).shape for v in copy.data_vars}
     source = _intervene(copy, truth)
@@ -73,9 +72,6 @@ def with_made_up_data(
             copy = _intervene(copy, {nodes[0]: value})
         else:
             copy = pm.observe(copy, {name: value})
-    # A density may be a function of its own, apart from what draws are made by.
-    made_up = data_nodes([copy.rvs_to_values[copy[name]] for name in outcomes])
-    _refuse_baked_in([copy.logp()], n, [*copy.data_vars, *made_up])
     return copy
 
 
@@ -111,31 +107,25 @@ def _refuse_functions(model: pm.Model) -> None:
             )
 
 
-def _refuse_baked_in(graphs: Sequence[Variable], n: int, known: Collection[Variable]) -> None:
-    """Refuse graphs with an array of the records' length in them, apart from those known."""
-    for node in all_data_nodes(graphs):
-        held = _held(node)
-        if node in known or held.size <= 1:
-            continue
-        if n in held.shape or held.size >= n:
-            raise UnsupportedModelError(
-                f"The model has an array of shape {held.shape} written into it that may hold "
-                "the records, and it cannot be replaced. Make it a `pm.Data` and give made-up values "
-                "for it: `data={'its name': ...}`."
-            )
-
-
-def _observed_length(model: pm.Model) -> int:
-    """Number of records, as nearly as shapes tell: the longest axis of an observed value."""
-    nodes = data_nodes([model.rvs_to_values[rv] for rv in model.observed_RVs])
-    return max((length for node in nodes for length in _held(node).shape), default=1)
+def _refuse_baked_in(model: pm.Model, public: Sequence[str]) -> None:
+    """Refuse arrays that are written into the model: they may hold records, and cannot be replaced."""
+    origins = Origins(model, public)
+    for v in _everything(model):
+        others = [rv for rv in model.basic_RVs if rv is not v]
+        numbers = numbers_of_prior(v) if v in model.free_RVs else []
+        for name in origins.private([v], [*others, *numbers]):
+            if name not in model.named_vars:
+                raise UnsupportedModelError(
+                    f"The model has an array written into it that may hold the records ({name}), and it cannot be "
+                    "replaced. Make it a `pm.Data` and give made-up values for it: `data={'its name': ...}`."
+                )
 
 
 def _replacements(
     model: pm.Model, data: Mapping[str, ArrayLike], public: Sequence[str]
 ) -> dict[str, Any]:
     graphs = _everything(model)
-    needed = set(ancestors(graphs, blockers=shapes_of_data(graphs, [])))
+    needed = set(ancestors(graphs, blockers=lengths_of_leaves(graphs)))
     found: dict[str, Any] = {}
     for v in model.data_vars:
         shape = _held(v).shape

@@ -15,7 +15,8 @@ from pytensor.tensor.random import basic as random
 
 from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
-from pymc_dp.likelihood.nodes import quoting_nothing, shapes_of_data
+from pymc_dp.likelihood.nodes import quoting_nothing
+from pymc_dp.likelihood.origins import lengths_of_leaves
 from pymc_dp.likelihood.roles import Roles
 
 Vector = NDArray[np.float64]
@@ -233,7 +234,7 @@ def member_of(
             f"here: {_NAMES}. {INSTEAD}"
         )
     free = list(model.free_RVs)
-    blockers = [*free, *shapes_of_data([rv], free)]
+    blockers = [*free, *lengths_of_leaves([rv], free)]
     per_record = [leaf.variable for leaf in roles.record_data] + list(model.observed_RVs)
     reads = set(ancestors(rv.owner.inputs, blockers=blockers)) & set(per_record)
     if reads:

@@ -5,7 +5,7 @@ record; both would couple records or raise. What is rewritten here is the same f
 """
 
 import gc
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -121,6 +121,19 @@ def keep_indices_in_range(output: Variable, records: Collection[Variable]) -> Va
         return node.clone_with_new_inputs(changed, strict=False).outputs[0]
 
     return rebuilt(output, rule)
+
+
+def indices_by_rows(
+    outputs: Sequence[Variable], records: Collection[Variable]
+) -> list[tuple[Variable, Variable]]:
+    """The indices that depend on record rows, and how long each one's axis is."""
+    nodes = io_toposort(list(graph_inputs(outputs)), list(outputs))
+    return [
+        (node.inputs[position], node.inputs[0].shape[axis])
+        for node in nodes
+        for position, axis in index_axes(node)
+        if set(records) & set(ancestors([node.inputs[position]]))
+    ]
 
 
 def rebuilt(output: Variable, rule: Callable[[Any, list[Variable]], Variable | None]) -> Variable:

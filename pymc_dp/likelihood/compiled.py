@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pymc as pm
 import pytensor
 from numpy.typing import ArrayLike
@@ -19,7 +18,7 @@ from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.corners import ScoreProducts, has_corners
 from pymc_dp.likelihood.curvature import UnitHessians
 from pymc_dp.likelihood.cut import Cut, find_cut
-from pymc_dp.likelihood.formulas import pymc_model, refuse_statistics
+from pymc_dp.likelihood.formulas import pymc_model, refuse_built
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.local import LocalDerivatives
 from pymc_dp.likelihood.parameters import ParameterSpace
@@ -86,9 +85,9 @@ class CompiledModel:
         if chunk_size is not None:
             chunk_size = whole("chunk_size", chunk_size, 1)
         self.model = pm.modelcontext(pymc_model(model))
+        refuse_built(self.model)
         with compiling():
             self.roles = find_roles(self.model, unit, public)
-            refuse_statistics(self.model, self.roles)
             self.parameters = ParameterSpace(self.model)
         self._chunk_size, self._compile_kwargs = chunk_size, compile_kwargs
         self._deterministics = {det.name for det in self.model.deterministics}
@@ -183,8 +182,8 @@ class CompiledModel:
         changed = [
             v.name
             for v in self.model.data_vars
-            if (now := v.get_value(borrow=True)) is not self._data.get(v.name)
-            and not np.array_equal(now, self._data.get(v.name, np.nan))
+            # By identity, as whether two arrays are equal would tell of their values.
+            if v.get_value(borrow=True) is not self._data.get(v.name)
         ]
         if changed:
             raise PrivacyConfigurationError(

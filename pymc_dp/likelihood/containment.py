@@ -1,36 +1,22 @@
 """Private data may reach the observed likelihood, and nothing else that a result is made from."""
 
-from collections.abc import Collection, Iterator, Sequence
-from functools import partial
-from itertools import chain
-from typing import NoReturn
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pymc as pm
-from pymc.initial_point import make_initial_point_expression
-from pytensor.graph.basic import Variable
+from pymc.distributions.distribution import support_point
+from pytensor.graph.basic import Constant, Variable
 
 from pymc_dp.compat import ancestors
 from pymc_dp.exceptions import UnsupportedModelError
-from pymc_dp.likelihood.naming import is_filled, name_of_array
-from pymc_dp.likelihood.nodes import (
-    RecordData,
-    all_data_nodes,
-    is_excerpt,
-    quoting_nothing,
-    shape_constants,
-    shapes_of_data,
-    shared_variables,
-    values_of,
-)
+from pymc_dp.likelihood.nodes import quoting_nothing
+from pymc_dp.likelihood.origins import Origins, has_functions, numbers_of_prior
+
+_NUMBERS = "Write it with numbers, or make it a `pm.Data` that holds nobody's data and name it in `public`."
 
 
-def find_outside_likelihood(
-    model: pm.Model,
-    record_data: Sequence[RecordData],
-    n: int,
-    record_dims: frozenset[str],
-    public: Sequence[str],
-) -> tuple[list[str], list[str]]:
+def find_outside_likelihood(model: pm.Model, origins: Origins) -> tuple[list[str], list[str]]:
     """Look for private data in everything but the likelihood, and refuse them where a release would show them.
 
     A Deterministic is a function of parameters and data that nothing but a result is made from, so one with
@@ -39,157 +25,94 @@ def find_outside_likelihood(
     Returns
     -------
     left_out : list of str
-        Deterministics that depend on private data, or may.
+        Deterministics that depend on private data.
     taken_as_public : list of str
-        Arrays that priors and the like were allowed to use.
+        Descriptions of arrays that priors are written with.
 
     Raises
     ------
     UnsupportedModelError
         If a prior, a Potential, a transform or an initial value depends on private data.
     """
-    left_out: list[str] = []
-    taken_as_public: list[str] = []
-    look = partial(_sources, model, record_data, n, record_dims, public)
-    for det in model.deterministics:
-        try:
-            source, arrays = look(det, model.free_RVs)
-        except UnsupportedModelError:  # data that cannot be looked at
-            source, arrays = "data", []
-        if source is not None:
-            left_out.append(det.name)
-        else:
-            taken_as_public += arrays
-    for what, graph, fix in _public_graphs(model):
-        source, arrays = look(graph, [rv for rv in model.free_RVs if rv is not graph])
-        if source is not None:
-            raise UnsupportedModelError(f"{what} depends on private data ({source}). {fix}")
-        taken_as_public += arrays
+    observed, free = set(model.observed_RVs), model.free_RVs
+    left_out = [
+        det.name
+        for det in model.deterministics
+        if observed & set(ancestors([det], blockers=free)) or origins.private([det], free)
+    ]
+    taken_as_public = []
+    for what, graph, rv, fix in public_graphs(model):
+        blockers = [x for x in free if x is not rv]
+        numbers = [] if rv is None else numbers_of_prior(rv)
+        source = (
+            ["an observed variable"]
+            if observed & set(ancestors([graph], blockers=blockers))
+            else origins.private([graph], [*blockers, *numbers])
+        )
+        if source:
+            raise UnsupportedModelError(f"{what} depends on private data ({source[0]}). {fix}")
+        if rv is graph and any(not all(c.type.broadcastable) for c in numbers):
+            taken_as_public.append(f"the numbers in the prior of {rv.name!r}")
     return left_out, taken_as_public
 
 
-def _sources(
-    model: pm.Model,
-    record_data: Sequence[RecordData],
-    n: int,
-    record_dims: frozenset[str],
-    public: Sequence[str],
-    graph: Variable,
-    blockers: Sequence[Variable],
-) -> tuple[str | None, list[str]]:
-    """What private data a graph depends on, if any, and the arrays in it that pass for public ones."""
-    if set(model.observed_RVs) & set(ancestors([graph], blockers=blockers)):
-        return "an observed variable", []
-    private = [leaf for leaf in record_data if leaf.private]
-    shapes = set(shape_constants([graph], blockers))
-    blockers = [*blockers, *shapes_of_data([graph], blockers)]
-    for shared in shared_variables(model, [graph], blockers):
-        if shared.name not in public:
-            return shared.name or "a shared variable", []
-    taken_as_public = []
-    for node in all_data_nodes([graph], blockers):
-        if node in shapes:
-            continue
-        for leaf in private:
-            if node is leaf.variable:
-                return leaf.name, []
-        if node.name in public:
-            continue
-        values = values_of(node)
-        dims = model.named_vars_to_dims.get(node.name, ())
-        aligned = n in values.shape or bool(record_dims & set(dims))
-        filled = is_filled(values)
-        # A constant is a new node each time it is used, so it is known by its shape.
-        name = name_of_array(node, values, n, [graph])
-        if is_excerpt(values, [leaf.values for leaf in private]) or (
-            (aligned or values.size >= max(n, 2)) and not filled
-        ):
-            return name, []
-        if values.size > 1 and not filled:
-            taken_as_public.append(name)
-    return None, taken_as_public
-
-
-def refuse_size_outside_likelihood(
-    model: pm.Model, n: int, record_dims: frozenset[str], left_out: Collection[str]
-) -> None:
-    """Refuse priors and the like that read n, the number of records, off the data, where it is private.
-
-    Nothing is said of the Deterministics that are `left_out` of the result.
-
-    Raises
-    ------
-    UnsupportedModelError
-    """
-    kept = [det for det in model.deterministics if det.name not in left_out]
-    for det in kept:
-        if record_dims & set(model.named_vars_to_dims.get(det.name, ())):
-            _refuse_size(f"The Deterministic {det.name!r}")
-    lengths = {model.dim_lengths[dim] for dim in record_dims if dim in model.dim_lengths}
-    stored = [(f"The Deterministic {det.name!r}", det, "") for det in kept]
-    for what, graph, _ in chain(stored, _public_graphs(model)):
-        blockers = [rv for rv in model.free_RVs if rv is not graph]
-        # Graphs of initial values hold copies, so that data are known by their size and lengths by their names.
-        told = any(
-            n in values_of(shape.owner.inputs[0]).shape
-            for shape in shapes_of_data([graph], blockers)
-        ) or any(
-            v in lengths or v.name in record_dims for v in ancestors([graph], blockers=blockers)
-        )
-        if told:
-            _refuse_size(what)
-
-
-def _refuse_size(what: str) -> NoReturn:
-    raise UnsupportedModelError(
-        f"{what} depends on the number of records, which is private with "
-        '`neighbours="add-or-remove"`. Give it a public number.'
-    )
-
-
-def _public_graphs(model: pm.Model) -> Iterator[tuple[str, Variable, str]]:
-    """What is public of a model: a description, the graph, and what to do if data are in it."""
-    stated = [
-        (
-            f"The prior of {rv.name!r}",
-            rv,
-            "Give it public hyperparameters; if the array is public, make it a `pm.Data` and name "
-            "it in `public`.",
-        )
-        for rv in model.free_RVs
-    ]
-    stated += [
-        (
+def public_graphs(model: pm.Model) -> Iterator[tuple[str, Variable, Variable | None, str]]:
+    """What is public of a model: a description, the graph, whose it is, and what to do if data are in it."""
+    for rv in model.free_RVs:
+        yield f"The prior of {rv.name!r}", rv, rv, f"Give it public hyperparameters. {_NUMBERS}"
+    for potential in model.potentials:
+        yield (
             f"The Potential {potential.name!r}",
             potential,
-            "Write it as an observed distribution (`pm.CustomDist` with `logp=...`), so that it "
-            "splits into records.",
+            None,
+            "What a Potential reads is not protected, so it may read parameters only. Write a likelihood as an "
+            "observed distribution (`pm.Censored` for censored values, `pm.CustomDist(..., logp=..., observed=...)` "
+            "for any other), so that it splits into records.",
         )
-        for potential in model.potentials
-    ]
-    yield from chain(stated, _derived_graphs(model))
+    yield from _derived_graphs(model)
 
 
-def _derived_graphs(model: pm.Model) -> Iterator[tuple[str, Variable, str]]:
-    """What functions given to a `pm.CustomDist` or a transform show up in.
+def _derived_graphs(model: pm.Model) -> Iterator[tuple[str, Variable, Variable | None, str]]:
+    """What functions given to a `pm.CustomDist` or a transform show up in, and initial values.
 
-    To be looked at last: deriving a log-density may fold constants in the model's inner graphs.
+    Densities, transforms and starts of PyMC's own have nothing in them but what a variable was given. To be looked
+    at last: deriving a log-density may fold constants in the model's inner graphs.
     """
+    written, functions = [], []
+    for rv in model.free_RVs:
+        start = model.rvs_to_initial_values[rv]
+        others = [x for x in model.free_RVs if x is not rv]
+        if isinstance(start, Variable) and not isinstance(start, Constant):
+            written.append((rv, start))
+        if has_functions(rv, others) or _captures(model.rvs_to_transforms[rv]):
+            functions.append(rv)
     with quoting_nothing(
         "PyMC cannot derive the model's log-density ({error}); it could not be sampled without "
         "privacy either."
     ):
-        log_priors = model.logp(vars=model.free_RVs, sum=False)
-    for rv, log_prior in zip(model.free_RVs, log_priors, strict=True):
+        log_priors = model.logp(vars=functions, sum=False) if functions else []
+        written += [(rv, support_point(rv)) for rv in functions if has_functions(rv, ())]
+    for rv, log_prior in zip(functions, log_priors, strict=True):
         yield (
-            f"The prior (or the transform) of {rv.name!r}",
-            log_prior,
+            f"The prior (or the transform) of {rv.name!r}", log_prior, rv,
             "Give it public hyperparameters, and functions that capture no data.",
-        )
-    starts = make_initial_point_expression(
-        free_rvs=model.free_RVs,
-        rvs_to_transforms={},
-        initval_strategies=model.rvs_to_initial_values,
-    )
-    for rv, start in zip(model.free_RVs, starts, strict=True):
-        yield f"The initial value of {rv.name!r}", start, "Start from a public value."
+        )  # fmt: skip
+    for rv, start in written:
+        yield f"The initial value of {rv.name!r}", start, rv, "Start from a public value."
+
+
+def _captures(transform: Any) -> bool:
+    """Whether a function or an array of the user's own is in a transform."""
+    pending = list(vars(transform).values()) if hasattr(transform, "__dict__") else []
+    while pending:
+        v = pending.pop()
+        if isinstance(v, list | tuple):
+            pending += v
+        elif isinstance(v, Variable | np.ndarray):
+            return True
+        elif callable(v) and hasattr(v, "__code__"):
+            if not str(v.__module__).startswith("pymc."):
+                return True
+        elif type(v).__module__.startswith("pymc.") and hasattr(v, "__dict__"):
+            pending += vars(v).values()
+    return False

@@ -6,13 +6,9 @@ Nothing is imported of bambi; a model of it is known by what it has.
 import re
 from typing import Any, NoReturn
 
-import numpy as np
 import pymc as pm
-from pytensor.graph.basic import Constant
 
-from pymc_dp.compat import graph_inputs
 from pymc_dp.exceptions import UnsupportedModelError
-from pymc_dp.likelihood.roles import Roles
 
 _RECORDS = "__obs__"
 """What bambi calls the records' dimension, in every model that it builds."""
@@ -20,9 +16,8 @@ _STATEFUL = ("bs", "center", "hsgp", "poly", "scale", "standardize")
 """Functions of a formula that keep a mean, a standard deviation, quantiles or the like of a column."""
 _SCALED = {"gaussian": "sigma", "t": "sigma", "vonmises": "kappa"}
 """Parameters for whose default prior bambi uses the outcome's standard deviation, by family."""
-_MIN_DISTINCT = 20
-"""A column of few values, such as a dummy, can have a mean of zero by design."""
-_EQUAL = 1e-9
+_READ = "_formula_read"
+"""Attribute of a built model of which the formula has been looked at."""
 
 
 def is_formula(model: Any) -> bool:
@@ -66,46 +61,22 @@ def pymc_model(model: Any) -> Any:
         _refuse_scaled(", ".join(map(repr, scaled)))
     if not model.built:
         model.build()
+    setattr(model.backend.model, _READ, True)
     return model.backend.model
 
 
-def refuse_statistics(model: pm.Model, roles: Roles) -> None:
-    """Refuse what bambi has put into a model that it built, as far as the model shows it.
-
-    Columns less their own mean, and priors with the scale of the data in them.
+def refuse_built(model: pm.Model) -> None:
+    """Refuse a PyMC model that bambi has built, given without the formula that says what is in it.
 
     Raises
     ------
     UnsupportedModelError
     """
-    if _RECORDS not in model.coords:
-        return
-    columns = [
-        table[:, k].astype(float)
-        for leaf in roles.record_data
-        if leaf.private and leaf.values.dtype.kind in "fiu"
-        for table in [np.moveaxis(leaf.values, leaf.axis, 0).reshape(roles.n_records, -1)]
-        for k in range(table.shape[1])
-    ]
-    sds = np.array([x.std() for x in columns])
-    means = np.array([x.mean() for x in columns])
-    many = np.array([len(np.unique(x)) >= _MIN_DISTINCT for x in columns])
-    if (many & (abs(means) <= _EQUAL * sds)).any():
-        _refuse_centred("it")
-    # What bambi's default priors are scaled by.
-    positive = sds[sds > 0]
-    ratios = (2.5 * positive[:, None] / positive).ravel()
-    statistics = np.concatenate([positive, 2.5 * positive, 2.5 / positive, 1 / positive, ratios])
-    for rv in model.free_RVs:
-        numbers = [
-            np.ravel(v.data).astype(float)
-            for v in graph_inputs([rv], blockers=[x for x in model.free_RVs if x is not rv])
-            if isinstance(v, Constant) and getattr(v.type, "dtype", "") in ("float32", "float64")
-        ]
-        for x in np.concatenate([np.empty(0), *numbers]):
-            # Not numbers that a person would write.
-            if round(x, 4) != x and (abs(statistics - x) <= _EQUAL * abs(x)).any():
-                _refuse_scaled(repr(rv.name))
+    if _RECORDS in model.coords and not hasattr(model, _READ):
+        raise UnsupportedModelError(
+            "The model was built by bambi, which centres predictors and scales priors with statistics of the data "
+            "unless told not to. Give the bambi model itself, which says so, in place of its `backend.model`."
+        )
 
 
 def _refuse_centred(who: str) -> NoReturn:

@@ -1,10 +1,8 @@
-"""What messages call an array that has no name: its shape, and what the model does with it."""
+"""What messages call an array that has no name: by what the model does with it."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 from pytensor.scalar.basic import Mul
 from pytensor.tensor.blockwise import Blockwise
@@ -14,34 +12,26 @@ from pytensor.tensor.math import Dot
 from pymc_dp.compat import AdvancedSubtensor, AdvancedSubtensor1, graph_inputs, io_toposort
 
 # Operations between an array and the variable that it meets: casts, new axes, logarithms.
-_MOST_STEPS = 6
+_MOST_STEPS = 12
 
 
-def shape_of(values: NDArray[Any], n: int) -> str:
-    """The shape of an array as text. The number of records may be private, and is written n."""
-    sizes = ["n" if size == n else str(size) for size in values.shape]
-    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+UNNAMED = ("the array in `", "an array without a name")
+"""How descriptions begin."""
 
 
-def name_of_array(
-    node: Variable, values: NDArray[Any], n: int, graphs: Sequence[Variable] = ()
-) -> str:
-    """A data node's own name, or "the array of shape (n, 3) in ``X @ beta``".
+def described(node: Variable, graphs: Sequence[Variable]) -> str:
+    """What messages call an array without a name: "the array in ``X @ beta``".
+
+    Its shape is not in it, as the number of records may be private.
 
     Parameters
     ----------
     node : Variable
-    values : ndarray
-        What it holds; nothing is looked at but its shape.
-    n : int
-        Number of records.
     graphs : sequence of Variable
         That use it.
     """
-    if node.name:
-        return str(node.name)
     use = _use(node, graphs)
-    return f"the array of shape {shape_of(values, n)}" + (f" in `{use}`" if use else "")
+    return f"{UNNAMED[0]}{use}`" if use else UNNAMED[1]
 
 
 def _use(node: Variable, graphs: Sequence[Variable]) -> str | None:
@@ -84,10 +74,3 @@ def _written(user: Any, after: bool, name: str) -> str:
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, Mul):
         return f"{name} * x"
     return f"{op.scalar_op.name or 'f'}({name}, x)" if isinstance(op, Elemwise) else f"f({name}, x)"
-
-
-def is_filled(values: NDArray[Any]) -> bool:
-    """Whether an array is one value over and over (zeros, ones), so that it holds no data."""
-    return values.size > 0 and bool(
-        np.array_equal(values, np.broadcast_to(values.flat[0], values.shape))
-    )

@@ -11,6 +11,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_dp.compat import ancestors, index_axes
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.cut import rows_of
 from pymc_dp.likelihood.nodes import RecordData, data_nodes, values_of
 from pymc_dp.likelihood.unit import count_records
 
@@ -42,8 +43,12 @@ class Panel(NamedTuple):
         return [*self.of_records, *self.of_people]
 
     def values(self, leaf: RecordData) -> NDArray[Any]:
-        """What the new model reads of a data node: a row per person."""
-        return leaf.values[self.slots] if leaf in self.of_records else leaf.values
+        """What the new model reads of a data node: a row per person, of zeros for one who has no record at all."""
+        if leaf not in self.of_records:
+            return leaf.values
+        values = leaf.values[self.slots]
+        values[~self.there.any(axis=1)] = 0
+        return values
 
 
 def panel_of(model: pm.Model, u: Variable) -> Panel:
@@ -64,7 +69,7 @@ def panel_of(model: pm.Model, u: Variable) -> Panel:
     n = count_records(model, [0] * len(model.observed_RVs))
     people = int(np.shape(model.initial_point(0)[model.rvs_to_values[u].name])[0])
     index = _index_of(model, u)
-    if (index is None) != (n == people):
+    if index is None and n != people:
         raise UnsupportedModelError(
             f"The likelihood does not read {u.name!r} by person: it takes an array with the person of every record, "
             f"`{u.name}[person]`, of numbers from 0; or one row per person in every observed variable."
@@ -88,12 +93,8 @@ def panel_of(model: pm.Model, u: Variable) -> Panel:
     if index is None:
         slots, there = np.arange(n)[:, None], np.ones((n, 1))
         return Panel(slots, there, of_records, of_people, None)
-    who = values_of(index).astype(np.int64)
-    if who.min() < 0 or who.max() >= people:
-        raise UnsupportedModelError(
-            f"The array that {u.name!r} is read by has numbers that are not from 0 to {people - 1}."
-        )
-    slots, there = _by_person(who, people)
+    # As everywhere, an index out of range is the nearest.
+    slots, there = _by_person(rows_of(values_of(index), people), people)
     return Panel(
         slots, there, of_records, of_people, RecordData(index, "index", values_of(index), 0, True)
     )
@@ -135,11 +136,9 @@ def _index_of(model: pm.Model, u: Variable) -> Variable | None:
                     f"`{u.name}[person]`, with an array of the person of every record, and compute the rest from that."
                 )
             found[arrays[0]] = None
-    if len(found) > 1 and any(
-        not np.array_equal(values_of(a), values_of(next(iter(found)))) for a in found
-    ):
+    if len({id(values_of(a)) for a in found}) > 1:
         raise UnsupportedModelError(
-            f"{u.name!r} is read by two arrays that differ, so a record depends on two persons."
+            f"{u.name!r} is read by two arrays. Read it by one, a `pm.Data`, so that a record is one person's."
         )
     return next(iter(found), None)
 

@@ -10,22 +10,18 @@ from numpy.typing import NDArray
 from pymc.logprob.basic import conditional_logp
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor.random.op import RandomVariable
 
-from pymc_dp.compat import lower_named_dims
+from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.compilation import (
     keep_indices_in_range,
     strip_checks,
 )
-from pymc_dp.likelihood.nodes import (
-    WRAP_DATA,
-    RecordData,
-    all_data_nodes,
-    quoting_nothing,
-    refuse_hidden,
-    shape_constants,
-)
+from pymc_dp.likelihood.nodes import WRAP_DATA, RecordData, quoting_nothing
+from pymc_dp.likelihood.origins import sizes_in
 from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.likelihood.refusals import refuse_captured
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.rows import with_rows
 
@@ -118,8 +114,12 @@ def record_graph(parameters: ParameterSpace, roles: Roles) -> RecordGraph:
         (total, *parts), theta = parameters.join([total, *model.value_vars])
         total, *parts = lower_named_dims([total, *parts])
         total = keep_indices_in_range(strip_checks(total, records=set(rows)), set(rows))
-    held = [leaf.values for leaf in roles.record_data]
-    refuse_hidden(all_data_nodes([total]), roles.n_records, held, roles.public_data)
+    if any(v.owner and isinstance(v.owner.op, RandomVariable) for v in ancestors([total])):
+        raise UnsupportedModelError(
+            f"The log-likelihood of {names} depends on random variables that are not part of the model (`.dist(...)` "
+            "makes such). Give them a name in the model, or sum them out."
+        )
+    refuse_captured(model, [total], roles.public_data)
     return RecordGraph(total, theta, parts, rows, parameters.start, names)
 
 
@@ -159,7 +159,7 @@ def _lengths(
         if isinstance(model.dim_lengths.get(dim), Variable):
             found[model.dim_lengths[dim]] = length.astype("int64")
     blockers = [*replaced, *found]
-    for c in shape_constants(graphs, blockers):
+    for c in sizes_in(graphs, blockers):
         if c.type.ndim == 1 and n in c.data:
             axis = int(np.flatnonzero(c.data == n)[0])
             entries = [length if k == axis else pt.constant(s) for k, s in enumerate(c.data)]

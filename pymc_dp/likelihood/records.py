@@ -19,13 +19,9 @@ from numpy.typing import NDArray
 
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
-from pymc_dp.likelihood.compilation import (
-    compile_without_checks,
-)
-from pymc_dp.likelihood.nodes import (
-    WRAP_DATA,
-    quoting_nothing,
-)
+from pymc_dp.likelihood.compilation import compile_without_checks
+from pymc_dp.likelihood.made_up import made_up_rows
+from pymc_dp.likelihood.nodes import WRAP_DATA, quoting_nothing
 from pymc_dp.likelihood.record_graph import RecordGraph
 from pymc_dp.likelihood.roles import Roles
 
@@ -226,7 +222,8 @@ class RecordLikelihood:
 
     def _refuse_fixed_length(self, theta: NDArray[np.float64]) -> None:
         """The graph must take any number of records, or it has the data's own number built in."""
-        for n in {1, min(2, self.roles.n_records)}:
+        rows = made_up_rows(self.roles.record_data, 2, np.random.default_rng(0))
+        for n in (1, 2):
             with (
                 np.errstate(all="ignore"),
                 warnings.catch_warnings(),
@@ -236,7 +233,7 @@ class RecordLikelihood:
                 ),
             ):
                 warnings.simplefilter("ignore")
-                shape = np.shape(self._evaluate(theta, *self.rows(slice(0, n))))
+                shape = np.shape(self._evaluate(theta, *self._take(rows, np.arange(n))))
             if shape != (n,):
                 raise UnsupportedModelError(
                     "The log-likelihood does not have one term per record: for "

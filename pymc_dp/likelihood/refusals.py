@@ -1,18 +1,18 @@
 """Variables that no private step can sample, or that no host may store."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 import pymc as pm
 from pymc.data import MinibatchIndexRV, MinibatchOp
 from pymc.distributions.distribution import PartialObservedRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.basic import Variable
 
 from pymc_dp.compat import ancestors
 from pymc_dp.exceptions import UnsupportedModelError
-
-# Below this many records, an axis of that length is as likely a coincidence as a latent variable
-# per record.
-_LATENT_MIN_RECORDS = 100
+from pymc_dp.likelihood.nodes import WRAP_DATA
+from pymc_dp.likelihood.origins import Origins, has_functions
 
 
 def refuse_unsupported_variables(model: pm.Model) -> None:
@@ -55,23 +55,37 @@ def refuse_unsupported_variables(model: pm.Model) -> None:
         )
 
 
-def refuse_latents_per_record(
-    model: pm.Model, n: int, n_units: int, record_dims: frozenset[str]
-) -> None:
-    """Refuse free variables that would tell of each record."""
-    start = model.initial_point(0)
+def refuse_latents_per_record(model: pm.Model, record_dims: frozenset[str]) -> None:
+    """Refuse free variables along the records' dimension."""
     for rv in model.free_RVs:
-        dims = model.named_vars_to_dims.get(rv.name, ())
-        shape = start[model.rvs_to_values[rv].name].shape
-        if record_dims & set(dims) or any(
-            size >= _LATENT_MIN_RECORDS and size in (n, n_units) for size in shape
-        ):
-            raise UnsupportedModelError(
-                f"The free variable {rv.name!r} has one value per record or unit. A draw of it is "
-                "a release about each person, and the noise would drown it. If it is normal, "
-                f"`pymc_dp.integrate_out(model, {rv.name!r})` takes it out of the model; or let groups of "
-                "records share it."
-            )
+        if record_dims & set(model.named_vars_to_dims.get(rv.name, ())):
+            refuse_latent(rv.name)
+
+
+def refuse_latent(name: str) -> NoReturn:
+    """Refuse a free variable that would tell of each record."""
+    raise UnsupportedModelError(
+        f"The free variable {name!r} has one value per record or unit. A draw of it is "
+        "a release about each person, and the noise would drown it. If it is normal, "
+        f"`pymc_dp.integrate_out(model, {name!r})` takes it out of the model; or let groups of "
+        "records share it."
+    )
+
+
+def refuse_hidden(name: str) -> NoReturn:
+    """Refuse data that no record rows can take the place of."""
+    raise UnsupportedModelError(
+        f"The likelihood reads {name} in a way that does not let it be split into records (for example captured "
+        "by the function of a `pm.CustomDist`, or declared with `dims` that are not the records'). Pass it to "
+        f"the distribution as a parameter. {WRAP_DATA}"
+    )
+
+
+def refuse_captured(model: pm.Model, graphs: Sequence[Variable], public: Sequence[str]) -> None:
+    """Refuse data that a function of the user's own has brought into what is computed of the records."""
+    if any(has_functions(rv, model.free_RVs) for rv in model.observed_RVs):
+        for name in Origins(model, public).private(graphs):
+            refuse_hidden(name)
 
 
 def refuse_to_store(

@@ -9,8 +9,16 @@ from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
 from pymc_dp.checks import whole
+from pymc_dp.compat import ancestors, index_axes
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.likelihood.nodes import values_of
+
+DECLARED_UNIT = "_privacy_unit"
+"""Attribute of a model in which `integrate_out` has made every record a person: what a person is called."""
+MANY = 100
+"""Levels of an effect, or values of a variable, that may be people: of fewer, nothing could be learnt in private."""
+_FEWEST = 2
+"""Records. An array with a single value would be taken for a number that the model is written with."""
 
 
 def record_axis(unit: Any) -> tuple[int, str | None]:
@@ -56,8 +64,10 @@ def count_records(model: pm.Model, axes: Iterable[int]) -> int:
             "their records; sample models with separate data sets separately, on one ledger."
         )
     (n,) = set(lengths.values())
-    if n == 0:
-        raise UnsupportedModelError("The observed variables are empty: there are no records.")
+    if n < _FEWEST:
+        raise UnsupportedModelError(
+            "The observed variables are empty, or have a single record: there is nothing to learn in private."
+        )
     return int(n)
 
 
@@ -86,15 +96,9 @@ def unit_codes(unit: Any, n: int) -> tuple[NDArray[np.int64] | None, int]:
         raise PrivacyConfigurationError(
             "`unit` as an array needs one identifier per record, and one axis. It has another shape."
         )
-    if ids.dtype.kind in "OT" and all(isinstance(x, str) for x in ids):
-        ids = np.array([str(x) for x in ids])
-    elif ids.dtype.kind == "O" and all(isinstance(x, int | np.integer) for x in ids):
-        ids = ids.astype(np.int64)
     if ids.dtype.kind in "OT":
-        raise PrivacyConfigurationError(
-            "`unit` as an array holds integer or text identifiers. Some are missing, or of another "
-            "type."
-        )
+        # Whatever is in it: which types there are would tell of a record. All that is missing is one unit's.
+        ids = np.array([str(x) for x in ids])
     if ids.dtype.kind not in "iuUS":
         raise PrivacyConfigurationError(
             f"`unit` as an array holds integer or text identifiers. Found dtype {ids.dtype}."
@@ -113,22 +117,33 @@ def numbered(ids: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     return place[codes], len(labels)
 
 
-def refuse_repeated_labels(model: pm.Model, record_dims: frozenset[str]) -> None:
-    """Records with one label are one unit's, and would be counted as several."""
-    for dim in sorted(record_dims):
-        labels = model.coords.get(dim)
-        if labels is not None and len(set(labels)) < len(labels):
-            raise PrivacyConfigurationError(
-                f"Labels of the dimension {dim!r} repeat, so one {dim} seems to have several records, "
-                "and each record would be protected on its own only. If they are identifiers, pass them "
-                "as `unit=` too (an array); if not, leave them out of `coords`."
-            )
+def effects_by_record(model: pm.Model, roles: Any) -> tuple[str, int] | None:
+    """A free variable of which every record reads one of many values, by a private index, and how many there are.
+
+    Rows with one index may be one person's. A function of the graph and of the variable's own size.
+    """
+    private = {leaf.variable for leaf in roles.record_data if leaf.private}
+    start = model.initial_point(0)
+    for node in {
+        v.owner for v in ancestors(model.observed_RVs, blockers=model.free_RVs) if v.owner
+    }:
+        for place, _ in index_axes(node):
+            if not private & set(ancestors([node.inputs[place]], blockers=model.free_RVs)):
+                continue
+            for rv in ancestors([node.inputs[0]], blockers=model.free_RVs):
+                if rv in model.free_RVs and rv.type.ndim:
+                    levels = max(start[model.rvs_to_values[rv].name].shape)
+                    if levels >= MANY:
+                        return rv.name, levels
+    return None
 
 
 def unit_name(unit: Any, record_dims: frozenset[str]) -> str:
-    """The unit of privacy in words."""
-    if unit is not None and not isinstance(unit, str) and not _is_axis(unit):
+    """The unit of privacy in words: a person or the like if it was said that a record is one."""
+    if isinstance(unit, str):
+        return f"one {unit}"
+    if unit is not None and not _is_axis(unit):
         return "all records with one identifier"
     # A name with underscores around it was made by a program (bambi's is "__obs__").
     names = [dim for dim in record_dims if not dim.startswith("__")]
-    return f"one {names[0]}" if len(names) == len(record_dims) == 1 else "one record"
+    return f"one record of {names[0]!r}" if len(names) == len(record_dims) == 1 else "one record"

@@ -45,6 +45,10 @@ def release_sum(
     _check_type(name, records, discrete)
     shape = records.shape[1:]
     lower, upper = _bounds_of_row(name, bounds, shape)
+    # What is missing is a value in range: of one entry its lower end. Of a row whose entries belong together that
+    # would be a row that no record has, so that all of it counts as zero.
+    joint = sensitivity is not None
+    instead = np.zeros(shape) if joint else lower
     if sensitivity is None:
         sensitivity = sum_sensitivity(lower, upper, norm=1 if family == "laplace" else 2)
 
@@ -74,9 +78,9 @@ def release_sum(
     _pay(ledger, name, description, _event(law, noise_scale / sensitivity, noise_scale / step))
 
     # From here on the data are read.
-    clamped = np.clip(np.where(np.isnan(records), lower, records), lower, upper)
+    clamped = np.clip(np.where(_missing(records, joint), instead, records), lower, upper)
     total = np.rint(clamped / step).astype(np.int64).sum(axis=0, dtype=np.int64)
-    noisy = total + _integer_noise(family, noise_scale / step, math.prod(shape)).reshape(shape)
+    noisy = with_noise(total, family, noise_scale / step)
     return ReleasedStatistic(
         value=np.asarray(noisy if discrete else noisy * step),
         family=family,
@@ -89,6 +93,15 @@ def release_sum(
         granularity=step,
         noise=f"opendp discrete {family}",
     )
+
+
+def _missing(records: NDArray[Any], joint: bool) -> NDArray[np.bool_]:
+    """Which entries are missing, or whose row has one that is."""
+    missing = np.isnan(records)
+    if joint:
+        rows = missing.reshape(len(missing), -1).any(axis=1)
+        missing |= rows.reshape(-1, *[1] * (records.ndim - 1))
+    return missing
 
 
 def _event(law: NoiseLaw, noise_multiplier: float, grid_scale: float) -> Event:
@@ -180,6 +193,11 @@ def _grid_step(
             f"{granularity!r}."
         )
     return granularity
+
+
+def with_noise(total: NDArray[np.int64], family: Family, scale: float) -> NDArray[np.int64]:
+    """A sum and exact noise of this scale on the integers: all that is released of it."""
+    return total + _integer_noise(family, scale, total.size).reshape(total.shape)
 
 
 def _integer_noise(family: Family, scale: float, size: int) -> NDArray[np.int64]:

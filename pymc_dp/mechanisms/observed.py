@@ -148,7 +148,8 @@ class _Mechanism:
         ----------
         values : array, shape (n, ...)
             The statistic of every record. Not looked at before the ledger has been charged. NaN
-            counts as the lower bound.
+            counts as the lower bound; with `sensitivity`, a row that has one counts as zeros (or the end
+            of `bounds` that is nearest to zero).
         bounds : tuple
             Lower and upper end of every entry; numbers, or arrays of the shape of a row. They must
             be public: derive them from what a record could be, not from the data.
@@ -159,7 +160,8 @@ class _Mechanism:
             say which ε it amounts to.
         sensitivity : float, optional
             L1 (Laplace) or L2 (Gaussian) sensitivity of the sum, if it is smaller than that of
-            independent entries in `bounds`. It is your claim; nothing checks it.
+            independent entries in `bounds`. It is your claim; nothing checks it. It has to hold for any two
+            rows as they are added, values outside `bounds` moved to their ends, and for a row of zeros.
         granularity : float, optional
             Step of the grid, a power of two. By default about scale/2^30, and 1 for discrete noise.
         ledger : PrivacyLedger, optional

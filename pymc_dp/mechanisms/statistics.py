@@ -68,7 +68,9 @@ def record_sum(statistic: Any, *, law: NoiseLaw | None = None) -> Any:
 
 
 def clamp(x: Any, lower: ArrayLike, upper: ArrayLike, *, rescale: bool = False) -> Any:
-    """Move values outside [lower, upper] to the nearer end.
+    """Move values outside [lower, upper] to the nearer end, and missing ones to the lower end.
+
+    A missing value so becomes one in range, before any function of several columns is formed of it.
 
     Parameters
     ----------
@@ -89,8 +91,14 @@ def clamp(x: Any, lower: ArrayLike, upper: ArrayLike, *, rescale: bool = False) 
         If a lower bound is not below its upper bound.
     """
     a, b = _bounds(lower, upper)
-    clipped = pt.clip(x, a, b) if isinstance(x, Variable) else np.clip(x, a, b)
+    clipped = pt.clip(x, a, b) if isinstance(x, Variable) else np.clip(_present(x, a), a, b)
     return (clipped - a) * (2 / (b - a)) - 1 if rescale else clipped
+
+
+def _present(x: Any, instead: ArrayLike) -> Any:
+    """`x` with another value in place of NaN."""
+    x = np.asarray(x)
+    return np.where(np.isnan(x), instead, x) if x.dtype.kind == "f" else x
 
 
 def sum_sensitivity(lower: ArrayLike, upper: ArrayLike, *, norm: Literal[1, 2] = 1) -> float:
@@ -116,7 +124,9 @@ def second_moments(u: Any) -> Any:
     Parameters
     ----------
     u : array or tensor, shape (n, q)
-        Entries in [-1, 1], for instance from :func:`clamp` with ``rescale=True``.
+        Entries in [-1, 1], for instance from :func:`clamp` with ``rescale=True``. In an array, what is outside is
+        moved to the nearer end, and what is missing to -1: so that every row is one that a record can have, as
+        :func:`second_moments_sensitivity` takes for granted.
 
     Returns
     -------
@@ -129,6 +139,8 @@ def second_moments(u: Any) -> Any:
             "`second_moments` needs a known number of columns. Stack them with "
             "`pt.stack([...], axis=1)`."
         )
+    if not isinstance(u, Variable):
+        u = clamp(u, -1.0, 1.0)
     first, second = np.triu_indices(q)
     products = u[:, first] * u[:, second]
     join = pt.concatenate if isinstance(u, Variable) else np.concatenate

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
-from pymc_dp.privacy.accounting import composed_epsilon
+from scipy.stats import norm
+
+from pymc_dp.privacy.accounting import composed_epsilon, gaussian_mu
 from pymc_dp.privacy.events import (
     BarkerBatch,
     Event,
@@ -48,6 +50,30 @@ def at_most(epsilon: float) -> str:
     return f"{math.ceil(epsilon / unit) * unit:.4g}"
 
 
+FALSE_ALARMS = 0.05
+"""Share of false alarms that an attacker of :func:`told_apart` puts up with."""
+_TOLD_APART = 0.95
+"""Of neighbours: with so few errors of either kind, nothing is hidden."""
+_LARGE_DELTA = 1e-3
+"""Where the number of units is private. Of fewer than a thousand hardly anything can be learnt."""
+
+
+def told_apart(epsilon: float, delta: float, releases: Sequence[Event]) -> float:
+    """Bound on how often an attacker tells two neighbours apart, at 5 % false alarms.
+
+    For Gaussian releases alone it is the exact trade-off of the composition, otherwise that of (ε, δ).
+    """
+    # The larger of the two exponentials would overflow for an ε that somebody debugs with.
+    bounds = [
+        math.exp(min(epsilon, 50.0)) * FALSE_ALARMS + delta,
+        1 - math.exp(-epsilon) * (1 - delta - FALSE_ALARMS),
+    ]
+    gaussians = [e for e in releases if isinstance(e, Gaussian)]
+    if gaussians and len(gaussians) == len(releases):
+        bounds.append(float(norm.cdf(norm.ppf(FALSE_ALARMS) + gaussian_mu(gaussians))))
+    return min(1.0, *bounds)
+
+
 def accountant_of(events: Iterable[Event]) -> str:
     """How :func:`~pymc_dp.privacy.accounting.composed_epsilon` adds such events up."""
     kinds = {type(e) for e in events}
@@ -86,6 +112,8 @@ class Guarantee:
         The step's settings, for the record.
     variables : tuple of str
         What the result may contain: parameters, public constants.
+    statistics : tuple of str
+        What its sampler statistics may contain.
     private_data, public_data, record_dims : tuple of str
         Names only.
     once : tuple of Event
@@ -111,6 +139,7 @@ class Guarantee:
     secure: bool
     settings: Mapping[str, float | str] = field(default_factory=dict)
     variables: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()
     private_data: tuple[str, ...] = ()
     public_data: tuple[str, ...] = ()
     record_dims: tuple[str, ...] = ()
@@ -206,6 +235,25 @@ class Guarantee:
         return f"These draws are {self.promise}: {self._releases} together."
 
     @property
+    def cautions(self) -> list[str]:
+        """Why the promise is next to none, if it is: for who plans a run."""
+        if not self.valid:
+            return []
+        found, power = [], told_apart(self.epsilon, self.delta, self.total)
+        if power >= _TOLD_APART:
+            found.append(
+                f"ε = {self.epsilon:g} at δ = {self.delta:.3g} protects next to nothing: who knows everything else tells two "
+                f"versions of {self.unit} apart in up to {100 * power:.0f} % of cases, with {100 * FALSE_ALARMS:g} % false alarms."
+            )
+        if self.delta * (self.n_units or 1 / _LARGE_DELTA) >= 1:
+            many = "any data set of use" if self.n_units is None else f"{self.n_units:,} units"
+            found.append(
+                f"δ = {self.delta:.3g} is too large for {many}: it allows that some units are published outright. "
+                "Well below one in their number is right."
+            )
+        return found
+
+    @property
     def promise(self) -> str:
         """What whatever the run gives is, in words."""
         if self.n_units is None:
@@ -248,6 +296,7 @@ class Guarantee:
             "privacy_measured": json.dumps(dict(self.measured)),
             "privacy_statement": self.sentence,
             "privacy_variables": json.dumps(self.variables),
+            "privacy_statistics": json.dumps(self.statistics),
             "privacy_record_dims": json.dumps(self.record_dims),
             "privacy_schema_version": SCHEMA_VERSION,
             "pymc_dp_version": version,

@@ -199,7 +199,7 @@ class PrivacyLedger(AccountFile):
                 )
 
     def claim(self, plan: RunPlan) -> int:
-        """Take the next free slot of a reserved run: one per chain.
+        """Take the next free slot of a reserved run: one per chain. One that releases nothing is never used up.
 
         Raises
         ------
@@ -215,14 +215,14 @@ class PrivacyLedger(AccountFile):
             (taken,) = db.execute(
                 "SELECT COUNT(*) FROM slots WHERE run = ?", (plan.run,)
             ).fetchone()
-            if taken >= plan.chains:
+            if taken >= plan.chains and plan.events:
                 raise PrivacyBudgetExceeded(
                     f"{plan.description} was planned and paid for {plan.chains} chain(s), and all "
                     "of them have started. A step serves one call of `pm.sample`: build a new one, "
                     "with `chains` set to the number you will run."
                 )
             db.execute("INSERT INTO slots VALUES (?, ?, 0)", (plan.run, taken))
-        return int(taken)
+        return int(taken) % plan.chains
 
     def charge(self, plan: RunPlan, slot: int, used: int) -> Permit:
         """Count iteration number `used` of a slot, in the file; hand out its permit.
@@ -239,6 +239,8 @@ class PrivacyLedger(AccountFile):
                 "chain (tuning included), and they are used up. Plan more `draws` beforehand, or "
                 "build a new step."
             )
+        if not plan.events:
+            return Permit(slot, used, ())
         with self._open() as db:
             counted = db.execute(
                 "UPDATE slots SET used = used + 1 WHERE run = ? AND slot = ? AND used = ? AND EXISTS "

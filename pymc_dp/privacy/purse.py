@@ -3,6 +3,7 @@
 import math
 import os
 from threading import Lock
+from typing import Any
 
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.privacy.events import Event, Gaussian
@@ -47,12 +48,19 @@ class Purse:
         self.spent = 0.0
         """Share of the purse that is gone, of :math:`1/z^2`."""
 
+    def __copy__(self, *_: Any) -> Any:
+        """Refused: a copy would spend the same money again."""
+        raise TypeError("A purse is spent once, and cannot be copied.")
+
+    __deepcopy__ = __reduce__ = __copy__
+
     def close(self) -> tuple[Event, ...]:
-        """Give out nothing more, and say what was, as the releases that it amounts to."""
-        spent, self.spent = self.spent, math.inf
-        if not 0 < spent < math.inf:
+        """Give out nothing more, and say what was, as the release that it amounts to: at least that of the least share."""
+        with self._one_at_a_time:
+            spent, self.spent = self.spent, math.inf
+        if spent == math.inf:
             return ()
-        return (Gaussian(self._z / math.sqrt(min(spent, 1.0))),)
+        return (Gaussian(self._z / math.sqrt(min(max(spent, LEAST_SHARE), 1.0))),)
 
     def multiplier(self, share: float, count: int = 1) -> float:
         """Noise multiplier of `count` releases that cost `share` of the purse together."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pymc_dp._version import __version__
 from pymc_dp.exceptions import ShardError
-from pymc_dp.records.questions import Question, Units, Vector
+from pymc_dp.records.questions import Question, Units
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.records.worker import Answer, Program, answer
@@ -34,18 +34,14 @@ class ShardedRecords:
     shards : Shards
     records : LocalRecords
         Of the model with its stand-in records, none of which travel.
-    start : ndarray, shape (d,)
-        The checks probe around this point.
 
     Raises
     ------
-    UnsupportedModelError
-        If the records of a shard do not pass the checks of a step.
     ShardError
         If a shard cannot be loaded, or is not what was announced.
     """
 
-    def __init__(self, shards: Shards, records: LocalRecords, start: Vector):
+    def __init__(self, shards: Shards, records: LocalRecords):
         self._shards, self._client = shards, shards.client
         stand_ins = records.likelihood.roles.record_data
         empty = [np.take(leaf.values, [], axis=leaf.axis) for leaf in stand_ins]
@@ -53,7 +49,6 @@ class ShardedRecords:
         program = cloudpickle.dumps(
             Program(
                 records.of_data(empty),
-                start,
                 shards.load,
                 shards.records,
                 shards.unit,

@@ -12,10 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pymc_dp._version import __version__
 from pymc_dp.exceptions import PrivacyError, ShardError
-from pymc_dp.likelihood.roles import refuse_non_finite
-from pymc_dp.likelihood.separability import check_records
 from pymc_dp.likelihood.unit import numbered
-from pymc_dp.records.questions import Vector
 from pymc_dp.records.sums import LocalRecords
 
 Answer = tuple[str, NDArray[np.int64], PrivacyError | None]
@@ -27,7 +24,6 @@ class Program:
     """What a worker needs to know, and nothing that it must not."""
 
     template: LocalRecords
-    start: Vector
     load: Callable[[int], Mapping[str, ArrayLike]]
     records: tuple[int, ...]
     unit: str | None
@@ -52,11 +48,7 @@ def _shard(program: Program, k: int) -> LocalRecords:
     codes = None
     if program.unit is not None:
         codes = _codes(program.unit, arrays[program.unit], program.records[k], program.units[k], k)
-    records = program.template.of_data(data, codes, first_unit=sum(program.units[:k]))
-    for leaf in records.likelihood.roles.record_data:
-        refuse_non_finite(leaf)
-    check_records(records.likelihood, program.start)
-    return records
+    return program.template.of_data(data, codes, first_unit=sum(program.units[:k]))
 
 
 def _load(program: Program, k: int) -> Mapping[str, ArrayLike]:

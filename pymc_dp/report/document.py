@@ -12,23 +12,18 @@ from pymc_dp.compat import groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing
 from pymc_dp.privacy.events import from_json, to_json
-from pymc_dp.privacy.guarantee import at_most, describe
+from pymc_dp.privacy.guarantee import FALSE_ALARMS, at_most, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
 from pymc_dp.report.facts import Facts
 from pymc_dp.report.html import page
 from pymc_dp.report.tables import as_html, as_text
-from pymc_dp.report.wording import FALSE_ALARMS, account, recognised
-from pymc_dp.results import identify, on_still_chains, still_chains
+from pymc_dp.report.wording import account, recognised
+from pymc_dp.results import identify, not_covered, on_still_chains, still_chains
 
 REPORT_SCHEMA_VERSION = 1
 _TITLE = "Privacy report"
 _UNKNOWN = "not known here"
-# What a released result has. Whatever else is in one was put there later, by somebody.
-_RELEASED_GROUPS = frozenset({
-    "posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats", "constant_data",
-    "privacy",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class PrivacyReport(Facts):
     variables : tuple of str
         What there are draws of.
     added : tuple of str
-        Groups of the result that were put into it after the release, and that nothing is known of.
+        Groups and variables that were put into the result after the release, and that nothing is known of.
     account : mapping, optional
         Of the ledger: ``budget``, ``spent`` and ``fits`` (all ε; the last what another run can have),
         ``delta`` and the number of ``runs``.
@@ -103,7 +98,14 @@ class PrivacyReport(Facts):
             guarantee = f"ε = {at_most(self.epsilon_substitute_one)}, δ = {self.delta:.3g}"
             rows.insert(2, (f"Under {SUBSTITUTE_ONE.name}", guarantee))
         if self.added:
-            rows.insert(2, ("Not covered", ", ".join(self.added) + ": added after the release"))
+            what = ", ".join(self.added)
+            rows.insert(
+                2,
+                (
+                    "Not covered",
+                    f"{what}: added after the release. `pymc_dp.release(...)` drops it",
+                ),
+            )
         if self.remark:
             rows.insert(2, ("Beware", self.remark))
         if self.account is not None:
@@ -257,8 +259,12 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
         post_processing=post_processing,
         software=software,
         sampled=host.get("created_at"),
-        variables=tuple(map(str, groups["posterior"].data_vars)),
-        added=() if post_processing else tuple(sorted(set(groups) - _RELEASED_GROUPS)),
+        variables=tuple(
+            v
+            for v in map(str, groups["posterior"].data_vars)
+            if post_processing or v in json.loads(attrs["privacy_variables"])
+        ),
+        added=() if post_processing else tuple(not_covered(attrs, groups)),
         account=None if ledger is None else _account(ledger, run),
         remark=on_still_chains(still, groups["sample_stats"].sizes["chain"]) if still else "",
     )

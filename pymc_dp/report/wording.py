@@ -3,16 +3,10 @@
 import math
 from collections.abc import Mapping
 
-from scipy.stats import norm
-
-from pymc_dp.privacy.accounting import gaussian_mu
 from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, Pure
-from pymc_dp.privacy.guarantee import at_most
+from pymc_dp.privacy.guarantee import FALSE_ALARMS, at_most, told_apart
 from pymc_dp.privacy.neighbours import neighbours_named
 from pymc_dp.report.facts import Facts
-
-FALSE_ALARMS = 0.05
-"""Share of false alarms that an attacker of :func:`recognised` puts up with."""
 
 MEANING = {
     "tempering": "factor of the log-likelihood; 1 is the posterior itself",
@@ -45,22 +39,8 @@ def account(state: Mapping[str, float]) -> str:
 
 
 def recognised(report: Facts) -> float | None:
-    """Bound on how often an attacker tells two neighbours apart, at 5 % false alarms; None without a guarantee.
-
-    For Gaussian releases alone it is the exact trade-off of the composition, otherwise that of (ε, δ).
-    """
-    if not report.valid:
-        return None
-    epsilon, delta = report.epsilon, report.delta
-    # The larger of the two exponentials would overflow for an ε that somebody debugs with.
-    bounds = [
-        math.exp(min(epsilon, 50.0)) * FALSE_ALARMS + delta,
-        1 - math.exp(-epsilon) * (1 - delta - FALSE_ALARMS),
-    ]
-    gaussians = [e for e in report.releases if isinstance(e, Gaussian)]
-    if gaussians and len(gaussians) == len(report.releases):
-        bounds.append(float(norm.cdf(norm.ppf(FALSE_ALARMS) + gaussian_mu(gaussians))))
-    return min(1.0, *bounds)
+    """As :func:`~pymc_dp.privacy.guarantee.told_apart`; None without a guarantee."""
+    return told_apart(report.epsilon, report.delta, report.releases) if report.valid else None
 
 
 def in_plain_words(report: Facts) -> list[str]:
@@ -167,7 +147,7 @@ def not_covered(report: Facts) -> list[str]:
             "units, and a guarantee with such a δ does not even rule out that some are published "
             "outright. Choose a δ far below that.",
         )
-    if report.unit == "one record":
+    if report.unit.startswith("one record"):
         limits.insert(0, "People with several records: only each record of theirs is protected.")
     if report.post_processing:
         return limits

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from pymc_dp.anchor.build import build_anchor
-from pymc_dp.anchor.draws import draw, sampler_at_hand
+from pymc_dp.anchor.draws import draw, draw_normal, sampler_at_hand
 from pymc_dp.anchor.law import Posterior
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.part import ReadPart, read_part
@@ -32,6 +32,10 @@ from pymc_dp.steps.at_once import AtOnce, Drawn
 from pymc_dp.steps.grouped import draw_groups, has_groups, law_model
 from pymc_dp.steps.residual_chain import corrected, doubts, total_moves
 from pymc_dp.steps.run import RunSettings
+
+_CUT_SHORT = (
+    "Interrupted in the chain on residuals: the draws are of the normal approximation before it."
+)
 
 
 class DPAnchored(AtOnce):
@@ -175,7 +179,14 @@ class DPAnchored(AtOnce):
             drawn = draw(anchor, self.log_public, *size, self._nuts_sampler)
             return Drawn(drawn, measured, verdict.warnings + self._corners)
         _tell("a normal law is off: drawing by a chain on residuals")
-        drawn, of_chain = corrected(self._curator, purse, anchor.correction, self.log_public, *size)
+        try:
+            drawn, of_chain = corrected(
+                self._curator, purse, anchor.correction, self.log_public, *size
+            )
+        except KeyboardInterrupt:  # the rest of the chain is lost, and the law is not
+            return Drawn(
+                draw_normal(anchor.posterior, *size), measured, [*verdict.warnings, _CUT_SHORT]
+            )
         return Drawn(drawn, {**measured, **of_chain}, verdict.warnings + doubts(of_chain))
 
 

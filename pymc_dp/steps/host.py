@@ -1,7 +1,9 @@
 """What every private step has in common: PyMC's protocol on both lines, and its guards."""
 
+import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from typing import Any, ClassVar, Unpack
 
@@ -14,27 +16,33 @@ from pymc.util import get_random_generator
 
 from pymc_dp.compat import CHAIN_START, SamplerCall, enclosing_sampler, steps_beside
 from pymc_dp.exceptions import (
+    LedgerError,
     PrivacyConfigurationError,
-    UnsupportedModelError,
+    ShardError,
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compiled import compile_model
-from pymc_dp.likelihood.containment import refuse_size_outside_likelihood
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.refusals import refuse_to_store
+from pymc_dp.likelihood.sizes import check_sizes
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Event
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noisy_sum import check_units
 from pymc_dp.privacy.plans import Permit
+from pymc_dp.progress import hidden
 from pymc_dp.records.measurements import Curator
 from pymc_dp.records.sharded import ShardedRecords
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import LocalRecords, RecordSums
+from pymc_dp.steps import guards
 from pymc_dp.steps.run import Run, RunSettings, checked_settings, remember, with_settings
 from pymc_dp.steps.scales import all_value_vars
-from pymc_dp.steps.statistics import RELEASABLE_STATS, STATS, progress_columns, progress_updates
+from pymc_dp.steps.statistics import STATS, progress_columns, progress_updates
+
+# A child of PyMC's own logger: messages appear where PyMC's do, and are silenced with them.
+_log = logging.getLogger("pymc.dp")
 
 
 @dataclass_state
@@ -53,16 +61,15 @@ class PrivateStepState(StepMethodState):
 
 
 class _AskedByHost:
-    """Where a run is compared with its plan: what the host reads right before it starts chains."""
+    """Where a run is compared with its plan: what the host reads right before it starts chains. Nothing is spent."""
 
     def __get__(self, step: "PrivateStep | None", owner: Any = None) -> list[dict[str, type]]:
         if step is None:
             return []
         if strangers := steps_beside(step):
-            step._refuse_steps(strangers)
-        if (call := enclosing_sampler()) is not None:
-            step._check_host(call)
-            step.prepare()
+            guards.refuse_steps(type(step).__name__, strangers)
+        if not step._rehearsed and (call := enclosing_sampler()) is not None:
+            step.check_host(call)
         return step.__dict__["stats_dtypes"]
 
     def __set__(self, step: "PrivateStep", dtypes: list[dict[str, type]]) -> None:
@@ -94,7 +101,7 @@ class PrivateStep(BlockedStep):
     stats_dtypes = _AskedByHost()
     stats_dtypes_shapes = STATS
     own_stats: ClassVar[tuple[str, ...]] = ()
-    """Statistics besides :data:`STATS` that a step declares to be functions of releases and settings."""
+    """Statistics besides :data:`STATS` that a step declares to be functions of releases and settings: its own alone."""
     _state_class = PrivateStepState
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +110,6 @@ class PrivateStep(BlockedStep):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        RELEASABLE_STATS.update(cls.own_stats)
         if "__init__" in vars(cls):
             cls.__init__ = refuses_from_outside(with_settings(cls))  # type: ignore[method-assign]
 
@@ -134,16 +140,16 @@ class PrivateStep(BlockedStep):
         self.model, self._shards, in_model = self.compiled.model, shards, self.compiled.roles
         self.roles = in_model if shards is None else shards.roles(self.model, in_model)
         check_units(self.roles.n_units)
-        if not self.run.neighbours.public_size:
-            refuse_size_outside_likelihood(
-                self.model, in_model.n_records, in_model.record_dims, in_model.left_out
-            )
+        check_sizes(self.model, in_model, self.run.neighbours.public_size)
         self.vars = all_value_vars(self.model, vars, given["blocked"])
         self.run.open_account(given["delta"], self.roles.n_units)
         self.run_id, self.iterations = self.run.run_id, self.run.iterations
         self.rng = get_random_generator(given["rng"])
         self.slot, self.used, self.tuning_over = -1, 0, False
         self._left_at: dict[str, NDArray[Any]] | None = None
+        self._rehearsed = self._in_chain = self._has_draws = False
+        self.was_interrupted = False
+        """Set from outside, it ends the run before the next iteration."""
 
     # -- for a subclass ------------------------------------------------------------------------
 
@@ -175,6 +181,7 @@ class PrivateStep(BlockedStep):
             n_records=roles.n_records if tells_size else None,
             settings={**settings, **shards},
             variables=self._releasable_names(),
+            statistics=(*STATS, *self.own_stats),
             private_data=tuple(leaf.name for leaf in roles.record_data if leaf.private),
             public_data=roles.public_data,
             record_dims=tuple(sorted(roles.record_dims)),
@@ -195,7 +202,7 @@ class PrivateStep(BlockedStep):
             held := LocalRecords(self.compiled, derivatives, self.roles.n_units, local)
         )
         if self._shards is not None:
-            records = ShardedRecords(self._shards, held, self.compiled.parameters.start)
+            records = ShardedRecords(self._shards, held)
         return Curator(records, self.run.noise, self.run.neighbours)
 
     def needs_public_size(self, why: str) -> None:
@@ -234,10 +241,6 @@ class PrivateStep(BlockedStep):
     def _start_chain(self) -> None:
         """Forget the previous chain."""
 
-    def derived_groups(self, groups: Mapping[str, Any]) -> dict[str, Any]:
-        """More groups for a released result, from what is released in it."""
-        return {}
-
     def summary(self) -> list[str]:
         """What there is to say of a run beside its acceptance rate: functions of what it released."""
         return []
@@ -257,16 +260,37 @@ class PrivateStep(BlockedStep):
     # -- the chain ----------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Do what all chains share, before they start in processes of their own."""
+        """Charge the run, and do what all chains share, before they start. Nothing else does that but a chain's start."""
         self.run.reserve()
 
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within the block chains stand still: nothing is charged, and no data are read."""
+        state, self._rehearsed = self.sampling_state, True
+        try:
+            yield
+        finally:
+            self._rehearsed, self.sampling_state = False, state
+
     def _begin(self, rng: Any) -> None:
+        if self._rehearsed:
+            return
+        # PyMC goes on with the next chain where one was interrupted. Who interrupts wants the run to end.
+        self.was_interrupted |= self._in_chain
+        self._in_chain = True
+        self._end_if_asked()
         self.rng = get_random_generator(rng, copy=False)
         self._check_unchanged()
         self.run.reserve()
         self.slot = self.run.claim()
         self.used, self.tuning_over, self._left_at = 0, False, None
-        self._start_chain()
+        with hidden():
+            self._start_chain()
+
+    def _end_if_asked(self) -> None:
+        """End a run that was interrupted, unless its draws are there and cost nothing."""
+        if self.was_interrupted and self.guarantee.events:
+            raise KeyboardInterrupt
 
     def stop_tuning(self) -> None:
         """Called by the host when tuning ends; before the first iteration if there is none."""
@@ -280,28 +304,41 @@ class PrivateStep(BlockedStep):
         PrivacyBudgetExceeded
             If it is not part of what was paid for. No data are read then.
         """
+        if self._rehearsed:
+            return dict(point), [self._stats(dict.fromkeys(self.stats_dtypes_shapes, 0.0))]
+        self._end_if_asked()
         start = DictToArrayBijection.map({v.name: point[v.name] for v in self.vars})
-        self._check_phase()
-        self._check_point(point)
+        self._check_iteration(point)
         if self.slot < 0:
             self.run.reserve()
             self.slot = self.run.claim()
-        permit = self.run.charge(self.slot, self.used)
-        self.used += 1
-        # A user who has floating point errors raised would lose the run to one in released numbers.
-        with np.errstate(all="ignore"):
-            theta, info = self._iterate(np.asarray(start.data, dtype=np.float64), permit)
-        stats = {
+        try:
+            permit = self.run.charge(self.slot, self.used)
+            self.used += 1
+            # A user who has floating point errors raised would lose the run to one in released numbers.
+            with np.errstate(all="ignore"):
+                theta, info = self._iterate(np.asarray(start.data, dtype=np.float64), permit)
+        except (LedgerError, ShardError) as failure:
+            if not (self._has_draws and self._in_chain):
+                raise
+            # The host keeps what it has if it is interrupted, and nothing after any other error.
+            _log.error("The run ends here, with the draws that there are. %s", failure)
+            raise KeyboardInterrupt from None
+        end = DictToArrayBijection.rmap(RaveledVars(theta, start.point_map_info))
+        self._left_at = {name: np.array(value) for name, value in end.items()}
+        self._in_chain &= self.used < self.iterations
+        self._has_draws = True
+        return end, [self._stats(info)]
+
+    def _stats(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **info,
             "epsilon": self.guarantee.epsilon,
             "delta": self.run.delta,
             "epsilon_spent": self.run.spent[self.used - 1],
             "privacy_run": self.run_id,
             "privacy_plan": self.guarantee.fingerprint,
-            **info,
         }
-        end = DictToArrayBijection.rmap(RaveledVars(theta, start.point_map_info))
-        self._left_at = {name: np.array(value) for name, value in end.items()}
-        return end, [stats]
 
     @property
     def sampling_state(self) -> Any:
@@ -313,17 +350,14 @@ class PrivateStep(BlockedStep):
         BlockedStep.sampling_state.fset(self, state)
         self._left_at = None
 
-    def _check_point(self, point: dict[str, NDArray[Any]]) -> None:
-        """A chain that moves between our iterations is moved by a step that is not ours."""
-        left_at = self._left_at
-        if set(point) != {v.name for v in self.vars} or (
-            left_at is not None
-            and any(not np.array_equal(point[name], left_at[name]) for name in left_at)
-        ):
-            raise UnsupportedModelError(
-                "Something else moves this chain besides the private step: another step method, "
-                "which would read the data without noise. Give `step=` this one step only."
-            )
+    def check_host(self, call: SamplerCall) -> None:
+        """Refuse a run that does not match the plan, before anything is paid for."""
+        self._in_chain = self.was_interrupted = False
+        self._check_unchanged()
+        if self._shards is not None and call.in_processes:
+            self._shards.refuse_parallel_chains()
+        guards.refuse_other_size(self.guarantee, call)
+        refuse_to_store(self.model, self.roles.left_out, call.var_names)
 
     def _check_unchanged(self) -> None:
         """Refuse a model that is no longer the one that was checked, before anything is paid for."""
@@ -331,45 +365,10 @@ class PrivateStep(BlockedStep):
             self._shards.refuse_other_process()
         self.compiled.check_unchanged()
 
-    def _check_host(self, call: SamplerCall) -> None:
-        """Refuse a run that does not match the plan, before anything is paid for."""
-        self._check_unchanged()
-        if self._shards is not None and call.in_processes:
-            self._shards.refuse_parallel_chains()
-        planned = self.guarantee
-        if call.chains != planned.chains:
-            raise PrivacyConfigurationError(
-                f"`pm.sample` was asked for {call.chains} chains, but the step was built for "
-                f"{planned.chains}, and its noise is calibrated to that. Give both the same number. "
-                "Nothing has been charged."
-            )
-        if call.tune != planned.tune:
-            self._refuse_tune(f"{call.tune}")
-        if call.draws > planned.draws:
-            raise PrivacyConfigurationError(
-                f"`pm.sample` was asked for {call.draws} draws, but the step was built for "
-                f"{planned.draws}, and its noise is calibrated to that. Give both the same number. "
-                "Nothing has been charged."
-            )
-        refuse_to_store(self.model, self.roles.left_out, call.var_names)
-
-    def _refuse_steps(self, strangers: Sequence[Any]) -> None:
-        raise UnsupportedModelError(
-            f"{type(self).__name__} updates all variables, but the run has other steps too "
-            f"({[type(s).__name__ for s in strangers]}), which would read the data without noise. Give "
-            "`step=` this one step only."
-        )
-
-    def _check_phase(self) -> None:
+    def _check_iteration(self, point: dict[str, NDArray[Any]]) -> None:
+        guards.refuse_moved(point, {v.name for v in self.vars}, self._left_at)
         if self.tuning_over != (self.used >= self.guarantee.tune):
-            self._refuse_tune("fewer" if self.tuning_over else "more")
-
-    def _refuse_tune(self, found: str) -> None:
-        raise PrivacyConfigurationError(
-            f"The step was built for tune={self.guarantee.tune}, but the run has {found} tuning "
-            "iterations. Each of them is a release and costs budget: give `pm.sample` and the step "
-            "the same `tune` (PyMC 5 runs 1000 unless told otherwise)."
-        )
+            guards.refuse_tune(self.guarantee.tune, "fewer" if self.tuning_over else "more")
 
     @staticmethod
     def competence(var: Any, has_grad: bool = False) -> Competence:

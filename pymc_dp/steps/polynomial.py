@@ -30,6 +30,8 @@ from pymc_dp.records.shards import Shards
 from pymc_dp.steps.at_once import AtOnce, Drawn
 from pymc_dp.steps.run import RunSettings
 
+_UNCHECKED = "Interrupted before it was asked what the polynomial misses: nothing is known of how far to trust the draws."
+
 
 class DPPolynomial(AtOnce):
     r"""Differentially private sampling by a private polynomial of the log-likelihood, and the exact prior.
@@ -155,10 +157,16 @@ def draw_polynomial(
             measure, log_prior, start, scales, tempering=tempering, on_progress=_tell
         )
         _tell("drawing from what was released")
-        drawn, plain = draw(found, log_prior, draws, chains)
+        try:
+            drawn, plain = draw(found, log_prior, draws, chains)
+        except KeyboardInterrupt:  # a matter of seconds, and nearly all is paid
+            drawn, plain = draw(found, log_prior, draws, chains)
         fresh = plain[np.linspace(0, len(plain) - 1, SETTINGS.held_out).astype(int)]
         _tell("asking what was missed")
-        verdict = judge(found, plain, *check(measure, design, fresh))
+        try:
+            verdict = judge(found, plain, *check(measure, design, fresh))
+        except KeyboardInterrupt:
+            return Drawn(drawn, {"usable": 0.0}, [_UNCHECKED]), found
         return Drawn(drawn, verdict.report(found), verdict.warnings), found
     except (Lost, np.linalg.LinAlgError, OverflowError):  # of released numbers
         of_prior = draw_prior(log_prior, start, scales, draws, chains)

@@ -3,7 +3,6 @@
 import inspect
 import math
 import secrets
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Required, TypedDict
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_dp.checks import check_delta, check_epsilon, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.privacy.accounting import spending_curve
+from pymc_dp.privacy.accounting import composed_epsilon, spending_curve
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import Guarantee
@@ -307,12 +306,17 @@ class Run:
         first = self.guarantee.first_plan
         return self.ledger.charge(first, self.ledger.claim(first), 0)
 
-    def settle_first(self, released: tuple[Event, ...]) -> None:
-        """Close what comes before the first iteration, at what it has released: the rest is given back.
+    def settle_first(self, released: tuple[Event, ...]) -> bool:
+        """Close what comes before the first iteration, at what it has released: the rest is given back, if it can be.
 
         What the run promises stays as it was planned: it is an upper bound.
         """
-        self._settled = self.ledger.settle(self.guarantee.first_plan, released)
+        self._settled = True
+        return self.ledger.settle(self.guarantee.first_plan, released)
+
+    def cost(self, events: tuple[Event, ...]) -> float:
+        """ε of some releases at the run's δ; infinite without noise."""
+        return composed_epsilon(events, self.delta) if self.guarantee.valid else math.inf
 
 
 def check_finite_epsilon(epsilon: float) -> float:
@@ -329,20 +333,13 @@ def check_finite_epsilon(epsilon: float) -> float:
 # `pm.sample` offers no way to attach a promise to its result, so a draw carries the run's public
 # number, and `release` finds here what the run promised.
 _guarantees: dict[int, Guarantee] = {}
-_steps: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
 def remember(step: Any) -> None:
     """Keep what a run promises, until its result is released."""
     _guarantees[step.run.run_id] = step.run.guarantee
-    _steps[step.run.run_id] = step
 
 
 def guarantee_of_run(run_id: int) -> Guarantee | None:
     """The promise of a run whose step was built in this process."""
     return _guarantees.get(run_id)
-
-
-def step_of_run(run_id: int) -> Any:
-    """The step of a run while it lives in this process, or None."""
-    return _steps.get(run_id)

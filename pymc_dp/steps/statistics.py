@@ -19,9 +19,6 @@ STATS: dict[str, tuple[Any, list[int]]] = {
 }
 """Statistics of every step that may leave. Each is a function of noised releases and settings."""
 
-RELEASABLE_STATS = set(STATS)
-"""Names of these, and of what single steps add to them: :attr:`PrivateStep.own_stats`."""
-
 
 def progress_columns(n_chains: int = 1) -> tuple[list[TextColumn], dict[str, list[float]]]:
     """Columns of PyMC's progress bar, and what they show at first."""

@@ -1,5 +1,6 @@
 """A purse never gives out more than was put in."""
 
+import copy
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -70,7 +71,10 @@ def test_a_closed_purse_says_what_was_given_out_and_gives_out_no_more():
     assert gaussian_mu(paid) <= gaussian_mu([whole]) == pytest.approx(gaussian_mu(paid), rel=1e-6)
     with pytest.raises(PrivacyBudgetExceeded):
         money.permit(0.01)
-    assert purse().close() == ()
+    # It was counted as used: nobody but the purse knows that nothing was bought.
+    assert purse().close() == (Gaussian(Z * 1e3),)
+    with pytest.raises(TypeError):
+        copy.copy(money)
 
 
 def test_a_forked_copy_spends_nothing(in_fork):

@@ -523,15 +523,20 @@ def test_a_record_that_overflows_tells_nothing(errors):
 def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
     step = DPAnchored(chains=1, draws=5, epsilon=5.0, model=normal(), compile_kwargs=FAST)
     monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
+    monkeypatch.setattr("os.getpid", lambda: -1)
     with pytest.raises(dp.PrivacyConfigurationError, match="build_anchor"):
         step._begin(np.random.default_rng(0))
     assert step.ledger.spent() == 0
 
 
 @pytest.mark.process
-def test_pymcs_own_entry_builds_the_anchor_before_it_starts_processes(quiet):
+def test_pymcs_own_entry_takes_processes_once_the_anchor_is_there(quiet):
     step = DPAnchored(draws=10, chains=2, epsilon=8.0, model=normal(), compile_kwargs=FAST)
     host = {**quiet, "cores": 2, "mp_ctx": "fork"}
+    with pytest.raises(dp.PrivacyConfigurationError, match="build_anchor"):
+        pm.sample(10, tune=0, chains=2, step=step, model=step.model, **host)
+    assert step.ledger.spent() == 0
+    step.build_anchor()
     raw = pm.sample(10, tune=0, chains=2, step=step, model=step.model, **host)
     released = dp.release(raw)
     assert released.attrs["privacy_epsilon"] == 8.0
@@ -552,7 +557,6 @@ def test_another_process_releases_with_a_step_built_again(tmp_path):
         compute_convergence_checks=False,
     )  # fmt: skip
     run._guarantees.pop(step.run_id)
-    run._steps.pop(step.run_id, None)
     again = DPAnchored(model=model, **settings)
     assert dp.release(raw, step=again).attrs["privacy_epsilon"] == 5.0
 

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
@@ -129,7 +130,7 @@ def length_of_dimension(model):
 
 
 def labels_of_records(model):
-    pm.Deterministic("w", model["mu"] * np.ones(40), dims="person")
+    pm.Deterministic("w", model["mu"] * pt.ones(40), dims="person")
 
 
 @pytest.mark.parametrize("spoil", [length_of_dimension, labels_of_records])

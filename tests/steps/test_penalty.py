@@ -235,14 +235,14 @@ def test_unknown_keywords_are_refused(logistic):
         dp.DPPenalty(epsilon=1.0, chains=1, draws=10, nosie=1, model=logistic())
 
 
-def test_one_record(quiet, fast):
-    """n = 1 is a data set like any other; δ defaults to 0.1."""
+def test_two_records(quiet, fast):
+    """They are a data set like any other; δ defaults to 0.05."""
     with pm.Model():
         mu = pm.Normal("mu", 0, 1)
-        pm.Normal("y", mu, 1, observed=np.array([0.3]))
+        pm.Normal("y", mu, 1, observed=np.array([0.3, 0.4]))
         idata = dp.sample(20, chains=1, epsilon=1.0, step=dp.DPPenalty, **quiet, **fast)
-    assert idata.attrs["privacy_units"] == 1
-    assert idata.attrs["privacy_delta"] == pytest.approx(0.1)
+    assert idata.attrs["privacy_units"] == 2
+    assert idata.attrs["privacy_delta"] == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("scale", [1e150, 1e160, 1e190, 1e230, 1e300])

@@ -13,8 +13,10 @@ from pytensor.tensor.random.type import RandomType
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.nodes import all_data_nodes, quoting_nothing, refuse_hidden
+from pymc_dp.likelihood.compilation import indices_by_rows, keep_indices_in_range
+from pymc_dp.likelihood.nodes import quoting_nothing
 from pymc_dp.likelihood.record_graph import rebuild_observed
+from pymc_dp.likelihood.refusals import refuse_captured
 from pymc_dp.likelihood.roles import Roles
 
 Rows = Sequence[NDArray[Any]]
@@ -44,10 +46,11 @@ class Outcomes:
                 lower_named_dims(pt.as_tensor(v, allow_xtensor_conversion=True))
                 for v in (*rvs, *values)
             ]
-            outcomes, self._values = tensors[: len(rvs)], tensors[len(rvs) :]
-            held = [leaf.values for leaf in roles.record_data]
+            drawn, self._values = tensors[: len(rvs)], tensors[len(rvs) :]
+            # Beyond the end of an array compiled code reads whatever lies beside it.
+            outcomes = [keep_indices_in_range(v, set(inputs)) for v in drawn]
             # What outcomes are drawn by need not be what their density is.
-            refuse_hidden(all_data_nodes(outcomes), roles.n_records, held, roles.public_data)
+            refuse_captured(model, outcomes, roles.public_data)
             self._draw = pm.compile(
                 [*parameters, length, *inputs],
                 outcomes,
@@ -56,11 +59,33 @@ class Outcomes:
                 **compile_kwargs,
             )
         self._inputs = [length, *inputs]
+        self._indices, self._parameters = indices_by_rows(drawn, inputs), parameters
         self._generators = [v for v in self._draw.get_shared() if isinstance(v.type, RandomType)]
 
     @cached_property
     def _observed(self) -> Any:
         return pm.compile(self._inputs, self._values, on_unused_input="ignore", mode="FAST_COMPILE")
+
+    def refuse_out_of_range(self, point: Sequence[NDArray[Any]], n: int, rows: Rows) -> None:
+        """Refuse public rows with an index that there is no such entry for.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+        """
+        if not self._indices:
+            return
+        told = [v for index, length in self._indices for v in (index.min(), index.max(), length)]
+        function = pm.compile(
+            [*self._parameters, *self._inputs], told, on_unused_input="ignore", mode="FAST_COMPILE"
+        )
+        for low, high, length in np.reshape(function(*point, n, *rows), (-1, 3)):
+            if low < -length or high >= length:
+                wrong = low if low < -length else high
+                raise PrivacyConfigurationError(
+                    f"`new_data` has the index {wrong:.0f}, where the model has {length:.0f} entries, from 0 to "
+                    f"{length - 1:.0f}."
+                )
 
     def points(self, posterior: xr.Dataset) -> Iterator[tuple[NDArray[Any], ...]]:
         """Draws of the free variables, one after the other.
