@@ -170,9 +170,11 @@ def sample(
     _rehearse(built, for_host)
     with hidden(quietly):
         built.prepare()
-    safe = release(_sampled(built, for_host))
-    _diagnose(safe, built)
-    _log.info(built.guarantee.sentence)
+    found = _sampled(built, for_host)
+    with deferred(lambda: None):
+        safe = release(found)
+        _diagnose(safe, built)
+        _log.info(built.guarantee.sentence)
     return safe
 
 
@@ -219,7 +221,7 @@ def _sampled(step: PrivateStep, for_host: Mapping[str, Any]) -> Any:
             else "the run ends with this iteration",
         )
 
-    in_processes = for_host.get("cores") != 1
+    in_processes = for_host.get("cores") != 1 and plan.chains > 1
     try:
         with nullcontext() if in_processes else deferred(end):
             found = go()

@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "polynomial": {"exceptions", "privacy", "linalg", "records"},
     "steps": {
         "exceptions",
+        "interrupts",
         "checks",
         "compat",
         "linalg",

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pymc as pm
 from pymc.distributions.distribution import support_point
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 
-from pymc_dp.compat import ancestors
+from pymc_dp.compat import ancestors, graph_inputs
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.nodes import quoting_nothing
 from pymc_dp.likelihood.origins import Origins, has_functions, numbers_of_prior
@@ -102,14 +102,15 @@ def _derived_graphs(model: pm.Model) -> Iterator[tuple[str, Variable, Variable |
 
 
 def _captures(transform: Any) -> bool:
-    """Whether a function or an array of the user's own is in a transform."""
+    """Whether a function of the user's own is in a transform, or an expression of data."""
     pending = list(vars(transform).values()) if hasattr(transform, "__dict__") else []
     while pending:
         v = pending.pop()
         if isinstance(v, list | tuple):
             pending += v
-        elif isinstance(v, Variable | np.ndarray):
-            return True
+        elif isinstance(v, Variable):
+            if any(isinstance(x, SharedVariable) for x in graph_inputs([v])):
+                return True
         elif callable(v) and hasattr(v, "__code__"):
             if not str(v.__module__).startswith("pymc."):
                 return True

@@ -9,6 +9,7 @@ looks say that a normal law is off, a chain on what it leaves out is paid for in
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 from pymc_dp.anchor.build import build_anchor
@@ -33,9 +34,7 @@ from pymc_dp.steps.grouped import draw_groups, has_groups, law_model
 from pymc_dp.steps.residual_chain import corrected, doubts, total_moves
 from pymc_dp.steps.run import RunSettings
 
-_CUT_SHORT = (
-    "Interrupted in the chain on residuals: the draws are of the normal approximation before it."
-)
+_CUT_SHORT = "The draws are of the posterior's normal approximation, as the run was interrupted."
 
 
 class DPAnchored(AtOnce):
@@ -147,9 +146,10 @@ class DPAnchored(AtOnce):
             part.measurements(measure), part.prior, part.start[part.read], tempering=self._tempering,
             on_progress=_tell,
         )  # fmt: skip
+        self.anchor = part.whole(found)
+        self._finish = partial(self._normal, self.anchor, found, part.labels, part.largest)
         verdict = judge(found, part.labels, part.largest)
         measured = report(found, part.labels, verdict.usable)
-        self.anchor = part.whole(found)
         _tell("compiling what was released, and drawing from it: no data are read any more")
         drawn = draw(self.anchor, self.log_public, self.iterations, self.run.chains, self._nuts_sampler)  # fmt: skip
         return Drawn(drawn, measured, verdict.warnings + self._corners)
@@ -171,6 +171,9 @@ class DPAnchored(AtOnce):
             watch=watch,
             on_progress=_tell,
         )
+        self._finish = partial(
+            self._normal, anchor, anchor, parameters.labels, parameters.largest
+        )
         verdict = judge(anchor, parameters.labels, parameters.largest)
         measured = report(anchor, parameters.labels, verdict.usable)
         size = self.iterations, self.run.chains
@@ -179,15 +182,17 @@ class DPAnchored(AtOnce):
             drawn = draw(anchor, self.log_public, *size, self._nuts_sampler)
             return Drawn(drawn, measured, verdict.warnings + self._corners)
         _tell("a normal law is off: drawing by a chain on residuals")
-        try:
-            drawn, of_chain = corrected(
-                self._curator, purse, anchor.correction, self.log_public, *size
-            )
-        except KeyboardInterrupt:  # the rest of the chain is lost, and the law is not
-            return Drawn(
-                draw_normal(anchor.posterior, *size), measured, [*verdict.warnings, _CUT_SHORT]
-            )
+        drawn, of_chain = corrected(
+            self._curator, purse, anchor.correction, self.log_public, *size
+        )
         return Drawn(drawn, {**measured, **of_chain}, verdict.warnings + doubts(of_chain))
+
+    def _normal(self, anchor: Anchor, found: Anchor, labels: Any, largest: Any) -> Drawn:
+        """Draws of the normal approximation."""
+        verdict = judge(found, labels, largest)
+        drawn = draw_normal(anchor.posterior, self.iterations, self.run.chains)
+        measured = report(found, labels, verdict.usable)
+        return Drawn(drawn, measured, [*verdict.warnings, *self._corners, _CUT_SHORT])
 
 
 def _tell(what: str) -> None:

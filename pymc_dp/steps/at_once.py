@@ -5,7 +5,7 @@ import math
 import multiprocessing
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -14,6 +14,7 @@ import numpy as np
 
 from pymc_dp.compat import SamplerCall
 from pymc_dp.exceptions import LedgerError, PrivacyConfigurationError
+from pymc_dp.interrupts import deferred
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.guarantee import at_most
@@ -65,6 +66,8 @@ class AtOnce(PrivateStep):
         self.pays(once=(Gaussian(self._z),), settings=settings)
         self._draws: Any = None
         self._built_in = os.getpid()
+        self._finish: Callable[[], Drawn] | None = None
+        """Draws at once of what is known, once that is complete: for who interrupts then."""
 
     def _compile(self) -> None:
         """Whatever is still to be compiled, while nothing is spent."""
@@ -85,8 +88,16 @@ class AtOnce(PrivateStep):
             with np.errstate(all="ignore"), doing(self.made[0].capitalize()):
                 found = self._spend(measure, purse)
         except BaseException as failure:
-            self._give_back(purse.close(), type(failure).__name__)
-            raise
+            if self._finish is None or not isinstance(failure, KeyboardInterrupt):
+                self._give_back(purse.close(), type(failure).__name__)
+                raise
+            _log.warning("Interrupted. All is released and paid for: drawing what takes no time.")
+            found = self._finish()
+        with deferred(lambda: None):
+            self._keep(found, measure, purse)
+
+    def _keep(self, found: Drawn, measure: PaidMeasurements, purse: Purse) -> None:
+        """Close the account, and say what there is to say."""
         spent = {f"spent_on_{what}": share for what, share in measure.spent_on.items()}
         if (rest := purse.spent - sum(spent.values())) > _ROUNDING:
             spent["spent_on_chain"] = rest
