@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import arviz as az
 import pytensor
 import xarray as xr
+from pymc.progress_bar import MCMCProgressBarManager
 from pymc.step_methods.compound import BlockedStep, CompoundStep
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
@@ -50,6 +51,7 @@ __all__ = [
     "inner_graph",
     "io_toposort",
     "lower_named_dims",
+    "make_progress_bar",
     "psis",
     "pushforward",
     "read_netcdf",
@@ -115,6 +117,19 @@ def _caller(name: str) -> FrameType | None:
     if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None:  # before Python 3.12
         frame = frame.f_back
     return frame if frame.f_code.co_name == name else None
+
+
+def make_progress_bar(step: Any, keywords: Mapping[str, Any]) -> None:
+    """Make what ``pm.sample`` shows with these keywords, and show nothing.
+
+    Raises
+    ------
+    ImportError
+        If something that it needs is not installed: PyMC 6 paints with matplotlib, and does not require it.
+    """
+    given = {k: v for k, v in keywords.items() if k in ("progressbar", "progressbar_theme")}
+    chains = step.guarantee.chains
+    MCMCProgressBarManager(step_method=step, chains=chains, draws=1, tune=0, **given)
 
 
 def index_axes(node: Any) -> list[tuple[int, int]]:

@@ -3,12 +3,9 @@
 Texts are functions of releases and public inputs, like everything that is shown.
 """
 
-import io
 import logging
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from importlib import import_module
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 from rich.console import Console
@@ -82,17 +79,6 @@ def hidden(whether: bool = True) -> Iterator[None]:
         yield
     finally:
         _line.hidden = before
-
-
-@contextmanager
-def unseen() -> Iterator[None]:
-    """Show nothing of what is printed, or displayed in a notebook, within the block."""
-    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
-        with import_module("IPython.utils.capture").capture_output():
-            yield
-        return
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        yield
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc_dp.compat import from_groups, groups_of, summary
+from pymc_dp.compat import from_groups, groups_of, make_progress_bar, summary
 from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.interrupts import deferred
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
@@ -23,7 +23,7 @@ from pymc_dp.planning import plan
 from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.progress import doing, hidden, quiet_pymc, unseen
+from pymc_dp.progress import doing, hidden, quiet_pymc
 from pymc_dp.results import release, still_chains
 from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.at_once import AtOnce
@@ -185,18 +185,12 @@ def _rehearse(step: PrivateStep, for_host: dict[str, Any]) -> None:
     is left out.
     """
     try:
-        _go_through(step, for_host)
+        make_progress_bar(step, for_host)
     except ImportError as missing:
-        if not for_host.get("progressbar", True):
-            raise
         for_host["progressbar"] = False
-        _go_through(step, for_host)
         _log.warning("No progress bar is shown: %s.", missing)
-
-
-def _go_through(step: PrivateStep, for_host: Mapping[str, Any]) -> None:
-    still = {**for_host, "random_seed": 0, "callback": None}
-    with step.rehearsing(), quiet_pymc(), unseen(), warnings.catch_warnings():
+    still = {**for_host, "random_seed": 0, "callback": None, "progressbar": False}
+    with step.rehearsing(), quiet_pymc(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = pm.sample(
             _ENOUGH_TO_JUDGE, tune=0, chains=step.guarantee.chains, step=step, model=step.model, **still
@@ -224,7 +218,16 @@ def _sampled(step: PrivateStep, for_host: Mapping[str, Any]) -> Any:
     in_processes = for_host.get("cores") != 1 and plan.chains > 1
     try:
         with nullcontext() if in_processes else deferred(end):
-            found = go()
+            try:
+                found = go()
+            except Exception as failure:
+                if not isinstance(step, AtOnce):
+                    raise
+                _log.warning(
+                    "%s while draws were handed out, which are paid for: once more, and plainly.",
+                    type(failure).__name__,
+                )
+                found = go(progressbar=False, callback=None)
     except (KeyboardInterrupt, ValueError) as ended:
         # PyMC has no result of chains without draws, and says so by a ValueError.
         if isinstance(ended, ValueError) and not step.was_interrupted:

@@ -387,6 +387,18 @@ def test_settings_out_of_range(wrong):
         owner_of(*records(0), **wrong)
 
 
+def test_a_source_that_calls_itself_secure_is_not_believed():
+    class Confident(dp.InsecureSeededNoise):
+        secure = True
+
+    owner = owner_of(*records(0), noise_source=Confident(0))
+    assert "NOT PRIVATE" in owner.statement
+    with pytest.raises(dp.PrivacyConfigurationError, match="insecure noise"):
+        owner_of(
+            *records(0), noise_source=Confident(0), ledger=dp.PrivacyLedger(epsilon=9, delta=1e-5)
+        )
+
+
 def test_insecure_noise_promises_nothing():
     assert "NOT PRIVATE" in owner_of(*records(0), noise_source=dp.InsecureSeededNoise(0)).statement
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 from numpy.testing import assert_allclose
 from scipy import integrate, stats
@@ -230,3 +231,24 @@ def test_what_does_not_split_by_persons_is_refused(builder, words):
 def test_names_that_are_not_there():
     with pytest.raises(PrivacyConfigurationError, match=r"'theta'.*'mu'"):
         dp.integrate_out(panel(logistic), "theta")
+
+
+def test_people_without_records_hold_nobody_elses():
+    """And there is one graph, whether somebody has fewer records than others or not."""
+    graphs = []
+    for people in (
+        np.repeat(np.arange(5), 3),
+        np.array([0, 0, 0, 1, 1, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4]),
+    ):
+        y = np.arange(15.0) + 1
+        with pm.Model() as model:
+            u = pm.Normal("u", 0, 1, shape=5)
+            pm.Normal("y", u[people] + pm.Normal("b") * y, 1, observed=y)
+        integrated = dp.integrate_out(model, "u")
+        held = [v.get_value() for v in integrated.data_vars]
+        missing = np.bincount(people, minlength=5) == 0
+        assert all((x[missing] == 0).all() for x in held)
+        (outcome,) = integrated.observed_RVs
+        graphs.append(str(pytensor.dprint(outcome, file="str", id_type="")))
+    assert graphs[0] == graphs[1]
+    assert dp.compile(integrated).roles.unit == "one person"

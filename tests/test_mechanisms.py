@@ -1,5 +1,7 @@
 """Mechanisms: what they add to a model, what they release, and what that costs."""
 
+import math
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -351,18 +353,108 @@ def test_sums_are_exact_and_clamped():
     np.testing.assert_allclose(released.value, [0.5, 2.25], atol=1e-7)
 
 
-def test_ledger_is_charged_before_data_are_read():
-    class Unreadable(np.ndarray):
-        def __array_ufunc__(self, *args, **kwargs):
-            raise RuntimeError("read")
-
-        __array_function__ = __array_ufunc__
-
-    secret = np.zeros((3, 2)).view(Unreadable)
+@pytest.mark.parametrize("mechanism", [LaplaceMechanism, GaussianMechanism])
+def test_ledger_is_charged_before_data_are_read(mechanism, monkeypatch):
+    """Everything that looks at a value goes through one of these, and none is called for a refused release."""
+    looked = []
+    for function in ("isnan", "clip", "where", "rint"):
+        usual = getattr(np, function)
+        monkeypatch.setattr(
+            f"pymc_dp.mechanisms.curator.np.{function}",
+            lambda x, *a, _usual=usual, **k: looked.append(np.shape(x)) or _usual(x, *a, **k),
+        )
+    budget = {} if mechanism is LaplaceMechanism else {"delta": 1e-6}
     ledger = PrivacyLedger(epsilon=1.0, delta=1e-6)
     with pytest.raises(PrivacyBudgetExceeded):
-        LaplaceMechanism.release(secret, bounds=(0, 1), epsilon=2.0, ledger=ledger)
+        mechanism.release(np.zeros((3, 2)), bounds=(0, 1), epsilon=2.0, ledger=ledger, **budget)
+    assert (3, 2) not in looked
     assert ledger.spent() == 0
+    mechanism.release(np.zeros((3, 2)), bounds=(0, 1), epsilon=0.5, ledger=ledger, **budget)
+    assert (3, 2) in looked
+
+
+class NoNoise:
+    """In place of the noise of a release, to see what it would be added to."""
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(
+            "pymc_dp.mechanisms.curator.with_noise", lambda total, family, scale: total
+        )
+
+    def moved(self, mechanism, rows, other, **keywords):
+        """By how much another row moves the sum."""
+        base = rng_of(0).uniform(-1, 1, size=(2, rows.shape[1]))
+        sums = [
+            mechanism.release(np.vstack([base, one]), epsilon=1.0, **keywords).value
+            for one in (rows, other)
+        ]
+        return sums[0] - sums[1]
+
+
+def rng_of(seed):
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("q", [1, 2, 3])
+def test_second_moments_of_rows_with_missing_values_keep_their_sensitivity(q, norm, monkeypatch):
+    """Hill climbing over pairs of records, any entry of which may be missing, as a curator computes them."""
+    no_noise, rng = NoNoise(monkeypatch), rng_of(q)
+    mechanism = LaplaceMechanism if norm == 1 else GaussianMechanism
+    stated = second_moments_sensitivity(q, norm=norm)
+    ends = [-1.0] * q + [-1.0 if j != k else 0.0 for j, k in zip(*np.triu_indices(q), strict=True)]
+    keywords = {"bounds": (ends, 1), "sensitivity": stated}
+    keywords |= {} if norm == 1 else {"delta": 1e-6}
+
+    def of(record):
+        return second_moments(clamp(record, -2.0, 2.0, rescale=True))
+
+    def far(pair, raw):
+        compute = second_moments if raw else of
+        rows = [compute(record) for record in pair]
+        return np.linalg.norm(no_noise.moved(mechanism, *rows, **keywords).ravel(), norm)
+
+    def neighbour(pair):
+        new = pair.copy()
+        entry = tuple(rng.integers(s) for s in new.shape)
+        new[entry] = rng.choice([np.nan, -np.inf, np.inf, -2.0, 2.0, 0.0, rng.uniform(-3, 3)])
+        return new
+
+    worst = 0.0
+    for raw in (False, True):
+        for start in range(4):
+            pair = rng.uniform(-2, 2, size=(2, 1, q))
+            if start == 0:
+                pair[0] = np.nan
+            best = far(pair, raw)
+            for _ in range(120):
+                new = neighbour(pair)
+                if (moved := far(new, raw)) >= best:
+                    pair, best = new, moved
+            worst = max(worst, best)
+    assert 0.8 * stated < worst <= stated * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+def test_a_row_with_a_missing_value_is_no_further_than_was_claimed(norm, monkeypatch):
+    """One-hot rows: a claim of 2 (or √2) holds for them and for zeros, not for a row of lower ends."""
+    no_noise = NoNoise(monkeypatch)
+    mechanism = LaplaceMechanism if norm == 1 else GaussianMechanism
+    stated = 2 if norm == 1 else math.sqrt(2)
+    keywords = {"bounds": (-1, 1), "sensitivity": stated} | ({} if norm == 1 else {"delta": 1e-6})
+    hot = np.eye(4)
+    for one in hot:
+        for gaps in ([0], [1, 2], [0, 1, 2, 3]):
+            other = hot[2].copy()
+            other[gaps] = np.nan
+            moved = no_noise.moved(mechanism, one[None], other[None], **keywords)
+            assert np.linalg.norm(moved.ravel(), norm) <= stated * (1 + 1e-6)
+
+
+def test_a_missing_value_is_the_lower_end_of_its_column():
+    x = np.array([[np.nan, 5.0], [1.0, np.nan]])
+    np.testing.assert_array_equal(clamp(x, [0, 1], [2, 3]), [[0, 3], [1, 1]])
+    np.testing.assert_array_equal(clamp(x, [0, 1], [2, 3], rescale=True), [[-1, 1], [0, -1]])
 
 
 def test_rounding_is_part_of_the_sensitivity():

@@ -168,3 +168,13 @@ def test_rows_without_a_name_are_asked_for():
         idata = dp.sample(10, **RUN)
     with pytest.raises(dp.UnsupportedModelError, match=r"Make it a `pm.Data`"):
         dp.predict(idata, model, {"x": x[:3]})
+
+
+@pytest.mark.parametrize("index", [99, 3, -4])
+def test_an_index_of_no_group_is_refused(released, index):
+    """Compiled code would read what lies beside the array."""
+    model, idata = released
+    rows = {"X": [[1.0, 2.0], [0.0, 0.0]], "G": [0, index]}
+    with pytest.raises(dp.PrivacyConfigurationError, match=f"index {index}, where the model has 3"):
+        dp.predict(idata, model, rows)
+    assert dp.predict(idata, model, {**rows, "G": [-3, 2]})

@@ -321,3 +321,18 @@ def test_post_processing_has_the_guarantee_of_its_release(epsilon, released):
         assert facts["recognised"]["at_most"] == pytest.approx(FALSE_ALARMS * math.e)
         assert "14 %" in page
         assert "People with several records" in page
+
+
+def test_what_was_put_into_a_result_later_is_named(released):
+    """In place, as `pm.compute_log_likelihood` and bambi's `predict` do; and variables among the draws."""
+    groups = groups_of(released)
+    assert dp.privacy_report(released).added == ()
+    posterior = groups["posterior"].assign(exact_mean=groups["posterior"]["mu"] * 0 + 3.0)
+    stats = groups["sample_stats"].assign(lp=groups["sample_stats"]["scale"] * 0)
+    more = {"posterior": posterior, "sample_stats": stats, "log_likelihood": posterior}
+    tampered = from_groups({**groups, **more}, root_attrs(released), like=released)
+    report = dp.privacy_report(tampered)
+    assert set(report.added) == {"log_likelihood", "posterior['exact_mean']", "sample_stats['lp']"}
+    assert report.variables == ("mu",)
+    assert "exact_mean" in str(report).split("Not covered")[1].splitlines()[0]
+    assert "log_likelihood" in report.to_html()

@@ -246,3 +246,133 @@ def test_a_partial_of_a_step_is_a_step_with_settings(quiet):
     for wrong in (partial(dict), partial(dp.DPPenalty, None), print):
         with pytest.raises(dp.PrivacyConfigurationError, match="or a partial"):
             run(step=wrong)
+
+
+def panel(levels, rows=400):
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=levels)
+        who = rng.integers(levels, size=rows)
+        pm.Normal("y", u[who], 1, observed=pm.Data("Y", rng.normal(size=rows)))
+    return model
+
+
+def test_an_effect_for_each_of_many_wants_to_know_whose_the_rows_are(quiet):
+    """Of fewer than a hundred nothing could be learnt if they were people."""
+    run = {"epsilon": 1.0, "chains": 1, "step": dp.DPPenalty, **quiet, **FAST}
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"'u', of 120 values.*`unit=0`"):
+        dp.sample(5, model=panel(120), **run)
+    for unit in (0, np.arange(400) // 4):
+        assert dp.sample(5, model=panel(120), unit=unit, **run)
+    assert dp.sample(5, model=panel(40), **run)
+    ledger = dp.PrivacyLedger(epsilon=9.0, delta=1e-3)
+    with pytest.raises(dp.PrivacyConfigurationError):
+        dp.sample(5, model=panel(120), ledger=ledger, **run)
+    assert ledger.spent() == 0
+
+
+@pytest.mark.parametrize(
+    ("unit", "first"),
+    [
+        (
+            None,
+            "one record of 'patient', 120 of them (substitute-one neighbours); a person with several",
+        ),
+        ("patient", "one patient, 120 of them (substitute-one neighbours)"),
+        (np.arange(120) // 2, "all records with one identifier, 60 of them"),
+    ],
+)
+def test_a_plan_says_first_what_is_protected(unit, first, logistic):
+    step = dp.DPPenalty(epsilon=1.0, draws=5, chains=1, model=logistic(), unit=unit, **FAST)
+    line = str(dp.plan(step)).splitlines()[2]
+    assert line.startswith("Protects")
+    assert first in line
+    assert ("is not protected" in line) == (unit is None)
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ({"epsilon": 1e9}, ["ε = 1e+09", "tells two versions of one record", "100 %"]),
+        ({"epsilon": 1.0, "delta": 0.5}, ["δ = 0.5 is too large for 120 units"]),
+        (
+            {"epsilon": 1.0, "delta": 0.01, "neighbours": "add-or-remove"},
+            ["for any data set of use"],
+        ),
+        ({"epsilon": 8.0}, []),
+    ],
+)
+def test_a_promise_of_nothing_is_said_to_be_one(budget, words, logistic, quiet, caplog):
+    with caplog.at_level("WARNING", "pymc.dp"):
+        dp.sample(5, model=logistic(), chains=1, step=dp.DPPenalty, **budget, **quiet, **FAST)
+    assert all(word in caplog.text for word in words)
+    assert ("next to nothing" in caplog.text or "too large" in caplog.text) == bool(words)
+
+
+def test_what_can_fail_without_data_fails_before_anything_is_spent(logistic, quiet):
+    ledger = dp.PrivacyLedger(epsilon=5.0, delta=1e-4)
+
+    def broken(*_, **__):
+        raise OSError("no room")
+
+    for name in ("pymc_dp.sampling.release", "pymc_dp.sampling.summary", "pymc.to_inference_data"):
+        patch = pytest.MonkeyPatch()
+        patch.setattr(name, broken)
+        with pytest.raises(OSError, match="no room"):
+            dp.sample(200, model=logistic(), epsilon=1.0, chains=2, ledger=ledger, **quiet, **FAST)
+        patch.undo()
+    with pytest.raises(TypeError):
+        dp.sample(
+            5,
+            model=logistic(),
+            epsilon=1.0,
+            chains=2,
+            ledger=ledger,
+            cores="two",
+            step=dp.DPPenalty,
+        )
+    with pytest.raises(Exception, match="nowhere"):
+        dp.sample(
+            5,
+            model=logistic(),
+            epsilon=1.0,
+            chains=2,
+            ledger=ledger,
+            initvals={"nowhere": 0.0},
+            **quiet,
+            **FAST,
+        )
+    assert ledger.spent() == 0
+
+
+def test_a_progress_bar_that_cannot_be_made_is_left_out(logistic, caplog, monkeypatch):
+    """PyMC 6 paints it with a library that it does not require."""
+
+    def missing(*_, **__):
+        raise ModuleNotFoundError("No module named 'matplotlib'")
+
+    monkeypatch.setattr("pymc_dp.compat.MCMCProgressBarManager", missing)
+    idata = dp.sample(
+        5, model=logistic(), epsilon=1.0, chains=2, cores=1, step=dp.DPPenalty, **FAST
+    )
+    assert idata.posterior.sizes["draw"] == 5
+    assert "No progress bar is shown: No module named 'matplotlib'" in caplog.text
+
+
+def test_draws_that_are_there_are_handed_out_whatever_fails_beside_them(logistic, quiet, caplog):
+    def callback(trace, draw):
+        raise OSError("full")
+
+    ledger = dp.PrivacyLedger(epsilon=5.0, delta=1e-4)
+    idata = dp.sample(
+        50,
+        model=logistic(),
+        epsilon=1.0,
+        chains=2,
+        callback=callback,
+        ledger=ledger,
+        **quiet,
+        **FAST,
+    )
+    assert idata.posterior.sizes["draw"] == 50
+    assert "OSError while draws were handed out" in caplog.text

@@ -344,6 +344,25 @@ def test_the_models_own_records_stay_here():
     assert np.float64(SENTINEL / 1e6).tobytes() in pickle.dumps(x)
 
 
+def test_a_worker_passes_nothing_on_but_refusals(monkeypatch):
+    """Dask would write any other exception down, with its arguments."""
+    from pymc_dp.records import worker
+
+    class Here:
+        address = "here"
+
+    def broken(*_):
+        raise KeyError(SENTINEL)
+
+    monkeypatch.setattr("distributed.get_worker", Here)
+    monkeypatch.setattr(worker._held, "shard", broken)
+    address, _, failure = worker.answer(b"", ("x", dp.__version__), [0], "total", ())
+    assert address == "here"
+    assert isinstance(failure, dp.ShardError)
+    assert "271828" not in repr(failure)
+    assert failure.__cause__ is None
+
+
 @pytest.mark.parametrize(
     ("broken", "error", "says"),
     [

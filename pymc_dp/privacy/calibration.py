@@ -69,6 +69,10 @@ def calibrate_noise(
     mu = gaussian_mu_within(epsilon, delta)
     if math.isinf(mu):
         return 0.0
+    if mu == 0:
+        raise PrivacyConfigurationError(
+            f"`epsilon={epsilon:g}` at `delta={delta:g}` is less than can be accounted for, or made use of."
+        )
 
     def cost(z: float) -> float:
         if q == 1:

@@ -171,9 +171,7 @@ class DPAnchored(AtOnce):
             watch=watch,
             on_progress=_tell,
         )
-        self._finish = partial(
-            self._normal, anchor, anchor, parameters.labels, parameters.largest
-        )
+        self._finish = partial(self._normal, anchor, anchor, parameters.labels, parameters.largest)
         verdict = judge(anchor, parameters.labels, parameters.largest)
         measured = report(anchor, parameters.labels, verdict.usable)
         size = self.iterations, self.run.chains
@@ -182,9 +180,7 @@ class DPAnchored(AtOnce):
             drawn = draw(anchor, self.log_public, *size, self._nuts_sampler)
             return Drawn(drawn, measured, verdict.warnings + self._corners)
         _tell("a normal law is off: drawing by a chain on residuals")
-        drawn, of_chain = corrected(
-            self._curator, purse, anchor.correction, self.log_public, *size
-        )
+        drawn, of_chain = corrected(self._curator, purse, anchor.correction, self.log_public, *size)
         return Drawn(drawn, {**measured, **of_chain}, verdict.warnings + doubts(of_chain))
 
     def _normal(self, anchor: Anchor, found: Anchor, labels: Any, largest: Any) -> Drawn:

@@ -6,6 +6,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.assessment.checking import PredictionChecks
+from pymc_dp.likelihood.outcomes import Outcomes
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
@@ -241,3 +242,38 @@ def test_outcomes_that_a_function_draws_are_refused():
     idata = dp.sample(10, model=model, epsilon=5.0, **RUN)
     with pytest.raises(dp.UnsupportedModelError, match="drawn by a function of yours"):
         dp.check_predictions(idata, model, MEAN, epsilon=1.0)
+
+
+def test_outcomes_that_cannot_be_drawn_count_as_the_middle(fitted, monkeypatch):
+    """An exception would tell of the person whose covariates make it."""
+    model, idata = fitted
+    draw = Outcomes.draw
+
+    def fails(self, point, n, rows):
+        if float(rows[0].ravel()[0]) > 0:
+            raise ValueError("about this record")
+        return draw(self, point, n, rows)
+
+    monkeypatch.setattr(Outcomes, "draw", fails)
+    asked = {"mean": (lambda y: y.mean(), (-100, 300))}
+    found = dp.check_predictions(idata, model, asked, epsilon=1e4, delta=1e-5, replicates=2)
+    assert np.isfinite(found.replicated).all()
+    assert (found.replicated > 20).all()  # about half of them are at 100, the middle
+
+
+@pytest.mark.parametrize("where", ["prior", "start"])
+def test_a_prior_that_reads_a_private_number_of_units_is_refused(fitted, where):
+    _, idata = fitted
+    _, y = records()
+    with pm.Model() as model:
+        Y = pm.Data("Y", y)
+        if where == "prior":
+            pm.Normal("z", 0, 1 / Y.shape[0])
+        else:
+            pm.Normal("z", 0, 1, initval=1 / Y.shape[0])
+        pm.Normal("y", pm.Normal("b", 0, 1), 1, observed=Y)
+    with pytest.raises(dp.UnsupportedModelError, match="number of records, which is private"):
+        dp.check_predictions(
+            idata, model, {"mean": (lambda y: y.mean(), (0, 1))}, epsilon=1.0, delta=1e-5,
+            neighbours="add-or-remove",
+        )  # fmt: skip

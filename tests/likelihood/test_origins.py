@@ -109,12 +109,12 @@ def test_a_statistic_in_a_prior_is_no_number_of_it():
 
 
 DISTRIBUTIONS = {
-    "mixture": lambda mu: pm.NormalMixture("y", pm.Dirichlet("w", np.ones(2)), [mu, mu + 1], 1.0, observed=y),
+    "mixture": lambda mu: pm.NormalMixture(
+        "y", pm.Dirichlet("w", np.ones(2)), [mu, mu + 1], 1.0, observed=y
+    ),
     "censored": lambda mu: pm.Censored("y", pm.Normal.dist(mu, x**2 + 1), -1, 1, observed=y),
     "limits": lambda mu: pm.Censored("y", pm.Normal.dist(mu, 1), x - 9, x + 9, observed=y),
-    "truncated": lambda mu: pm.Truncated(
-        "y", pm.Normal.dist(mu, x**2 + 1), lower=-9, observed=y
-    ),
+    "truncated": lambda mu: pm.Truncated("y", pm.Normal.dist(mu, x**2 + 1), lower=-9, observed=y),
     "zero-inflated": lambda mu: pm.ZeroInflatedPoisson("y", 0.5, pt.exp(mu * x), observed=counts),
     "hurdle": lambda mu: pm.HurdlePoisson("y", 0.5, pt.exp(mu * x), observed=counts),
     "skewed": lambda mu: pm.SkewNormal("y", mu=mu * x, sigma=1, alpha=1, observed=y),
@@ -151,7 +151,9 @@ def test_a_likelihood_with_a_potential_for_the_censored_is_refused():
         pm.Potential("censored", -((pm.Data("times", censored) / beta) ** alpha))
 
     for potential in (as_array, as_data):
-        with pytest.raises(UnsupportedModelError, match="Potential 'censored'.*pm.Censored") as found:
+        with pytest.raises(
+            UnsupportedModelError, match=r"Potential 'censored'.*pm.Censored"
+        ) as found:
             find_roles(model_of(potential))
         assert "public=" not in str(found.value)
 

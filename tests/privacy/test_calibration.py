@@ -368,3 +368,9 @@ def test_batch_calibration_refuses_settings_out_of_range(wrong):
     (name,) = wrong
     with pytest.raises(PrivacyConfigurationError, match=f"`{name}`"):
         calibrate_batch_size(**{"epsilon": 1.0, "delta": 1e-6, "tests": 10, "units": 1000, **wrong})
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-12, 1e-15), (1e-14, 1e-300)])
+def test_a_budget_that_rounds_to_nothing_is_refused_by_name(epsilon, delta):
+    with pytest.raises(PrivacyConfigurationError, match=r"`epsilon=1e-1[24]`"):
+        calibrate_noise(epsilon=epsilon, delta=delta, releases=1)

@@ -19,6 +19,7 @@ from pymc_dp.anchor.search import Search
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import denoised, mean_if_positive, product_covariance
+from pymc_dp.privacy.accounting import gaussian_mu
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
@@ -410,6 +411,10 @@ def test_a_search_in_vain_returns_the_prior_and_gives_back_the_rest(monkeypatch,
         )  # fmt: skip
     assert len(rounds) == 2
     assert "did not arrive" in caplog.text
+    # What is settled is the sum of the shares that were asked for, and no less.
+    shares = sum(v for k, v in step.guarantee.measured.items() if k.startswith("spent_on_"))
+    assert 0 < shares < 0.5
+    assert gaussian_mu(ledger.events()) ** 2 == pytest.approx(shares / step._z**2, rel=1e-6)
     assert 0 < ledger.spent() < 4.0
     assert ledger.remaining() > 4.0
     assert idata.attrs["privacy_usable"] == 0

@@ -506,3 +506,35 @@ def test_the_settings_on_record_tell_runs_apart(fast):
     ]
     assert steps[0].guarantee.settings["bounds"] == "y from 0.0 to 9.0"
     assert steps[0].guarantee.fingerprint != steps[1].guarantee.fingerprint
+
+
+@pytest.mark.parametrize(("here", "there"), [(100.0, 110.0), (500.0, 550.0), (2.0, 1.0)])
+def test_where_n_is_private_a_release_is_bounded_by_the_farthest_value(here, there, monkeypatch):
+    """Brute force: a record that comes adds y log(λ'/λ) - λ' + λ to the sum, for any y in the range."""
+    with pm.Model() as model:
+        rate = pm.Gamma("rate", 2, 1)
+        pm.Poisson("y", rate, observed=pm.Data("Y", np.arange(20) % 4))
+    step = dp.DPExponentialFamily(
+        epsilon=1.0, delta=1e-5, neighbours="add-or-remove", draws=1, chains=1, bounds=(0, 30), model=model,
+        compile_kwargs={"mode": "FAST_COMPILE"},
+    )  # fmt: skip
+    asked = []
+
+    class Normal:
+        def standard_normal(self, size):
+            return np.full(size, math.log(there / here) / step._first_scale)
+
+        def random(self):
+            return 0.5
+
+    release = KeptSum.release
+    monkeypatch.setattr(
+        KeptSum, "release",
+        lambda self, along, **k: asked.append(along.bound) or release(self, along, **k),
+    )  # fmt: skip
+    step.rng = Normal()
+    step.stop_tuning()
+    step.step({"rate_log__": np.array(math.log(here))})
+    y = np.arange(31)
+    terms = y * math.log(there / here) - there + here
+    assert asked == [pytest.approx(np.abs(terms).max(), rel=1e-6)]

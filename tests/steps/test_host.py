@@ -9,7 +9,7 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.compat import CHAIN_START
+from pymc_dp.compat import CHAIN_START, from_groups, groups_of, root_attrs
 from pymc_dp.steps.statistics import STATS
 
 
@@ -389,3 +389,64 @@ def test_another_step_that_moves_the_chain_is_noticed(compiled):
         step.step({"beta": point["beta"] + 1e-9})
     with pytest.raises(dp.UnsupportedModelError, match="else moves this chain"):
         step.step({**point, "stranger": np.zeros(2)})
+
+
+# -- nothing is spent by the way ----------------------------------------------------------------------
+
+
+def test_reading_an_attribute_spends_nothing(compiled):
+    """Whatever the functions are called that read it: a debugger, a test, somebody's own `init_traces`."""
+    import reprlib
+
+    model = compiled()
+    ledger = dp.PrivacyLedger(epsilon=9.0, delta=1e-5)
+    steps = [
+        kind(epsilon=1.0, delta=1e-5, draws=10, chains=2, ledger=ledger, model=model)
+        for kind in (dp.DPPenalty, dp.DPAnchored, dp.DPHMC)
+    ]
+
+    def init_traces(step, tune=0, expected_length=10, chains=2, cores=1, trace_vars=None):
+        return step.stats_dtypes
+
+    for step in steps:
+        assert init_traces(step)
+        for name in dir(step):
+            getattr(step, name, None)
+        reprlib.repr(step)
+        str(step)
+        cloudpickle.dumps(step)
+        copy.copy(step)
+        dp.plan(step)
+        with step.rehearsing():
+            start_chain(step)
+            point, (stats,) = step.step(model.model.initial_point())
+            assert set(stats) == set(STATS)
+            np.testing.assert_equal(point, model.model.initial_point())
+    assert ledger.spent() == 0
+    assert ledger.runs() == []
+
+
+def test_statistics_of_one_step_are_no_others(compiled, quiet):
+    """A subclass declares what it may release for itself."""
+
+    class Talkative(dp.DPPenalty):
+        own_stats = ("raw_log_likelihood",)
+
+    model = compiled()
+    step = dp.DPPenalty(epsilon=1.0, chains=1, draws=5, model=model)
+    raw = pm.sample(5, tune=0, chains=1, step=step, model=model.model, **quiet)
+    groups = groups_of(raw)
+    stats = groups["sample_stats"].assign(raw_log_likelihood=groups["sample_stats"]["scale"] * 0)
+    tampered = from_groups({**groups, "sample_stats": stats}, root_attrs(raw), like=raw)
+    with pytest.raises(dp.PrivacyError, match="raw_log_likelihood"):
+        dp.release(tampered)
+    assert "raw_log_likelihood" not in dp.release(raw).sample_stats
+
+
+def test_a_coupled_model_is_refused_by_a_step(fast):
+    with pm.Model() as model:
+        x = pm.Data("x", np.random.default_rng(0).normal(size=50))
+        pm.Normal("y", pm.Normal("b") * (x - x.mean()), 1, observed=np.zeros(50))
+    for kind in (dp.DPPenalty, dp.DPAnchored, dp.DPPolynomial):
+        with pytest.raises(dp.UnsupportedModelError, match="depends on other records"):
+            kind(epsilon=1.0, chains=1, draws=5, model=model, **fast)
