@@ -122,6 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
             chains=2,
             cores=2,
             epsilon=options.epsilon,
+            unit="person",
             random_seed=options.seed,
         )
     print("\nThe non-private posterior, for comparison ...", flush=True)

@@ -16,6 +16,7 @@ import pytest
 import pymc_dp
 
 PACKAGE = Path(pymc_dp.__file__).parent
+ROOT = Path(__file__).resolve().parent.parent
 
 # Each part may import the ones before it in its row, besides itself.
 MAY_IMPORT = {
@@ -167,7 +168,7 @@ def test_no_two_files_need_each_other():
 
 
 def test_what_is_imported_is_declared():
-    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = list(project["dependencies"])
     for extra in ("plots", "shards", "federated", "examples"):
         declared += project["optional-dependencies"][extra]
@@ -177,7 +178,7 @@ def test_what_is_imported_is_declared():
 
 def test_what_benchmarks_import_is_there():
     """They are not run by the tests."""
-    for file in sorted((PACKAGE.parent / "benchmarks").glob("*.py")):
+    for file in sorted((ROOT / "benchmarks").glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pymc_dp."):
                 module = importlib.import_module(node.module)
@@ -206,7 +207,7 @@ def test_line_differences_live_in_one_module():
 
 def test_the_picture_of_the_house_is_that_of_the_code():
     """Else: ``python docs/pictures/house.py``."""
-    pictures = PACKAGE.parent / "docs" / "pictures"
+    pictures = ROOT / "docs" / "pictures"
     spec = importlib.util.spec_from_file_location("house", pictures / "house.py")
     house = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(house)

@@ -6,10 +6,11 @@ Run: ``python docs/pictures/house.py``. ``tests/test_architecture.py`` says when
 import ast
 import json
 from graphlib import TopologicalSorter
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PACKAGE = HERE.parents[1] / "pymc_dp"
+PACKAGE = Path(find_spec("pymc_dp").origin).parent
 # What nearly everything imports, and what hands names on or shows how it is used.
 LEFT_OUT = {"__init__", "_version", "exceptions", "compat", "checks", "progress", "linalg", "unconstrained", "demo", "statistics"}  # fmt: skip
 
