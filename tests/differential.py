@@ -97,7 +97,7 @@ def everything_that_leaves(run, capfd):
 
 def timeless(text):
     """A text without the time of day and running times (out of scope, and said so), and names of the machine's."""
-    hide = r"took \d+ seconds?|pid=\d+|Sampled .*|account\.ledger|pymc_dp_run\w+|0x[0-9a-f]+"
+    hide = r"took \d+ seconds?|pid=\d+|[-\d]{10} \d\d:\d\d UTC|account\.ledger|pymc_dp_run\w+|0x[0-9a-f]+"
     return re.sub(hide, "", text)
 
 
