@@ -1,4 +1,4 @@
-"""One line of the package changed at a time: do the tests that guard the line notice?
+"""Change one line of the package at a time, and see whether the tests that guard it notice.
 
 Run: ``python benchmarks/mutants.py``; ``--only TEXT`` takes the mutants whose file or promise has the text
 in it, and writes nothing. Each mutant gets a copy of the repository, in which its tests run until the first
