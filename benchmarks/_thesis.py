@@ -52,7 +52,7 @@ def banana(
             rest = pm.Normal("rest", 0, prior_sd, shape=d - 2)
             parts.append(rest)
         mu = pt.concatenate([pt.atleast_1d(part) for part in parts])
-        pm.Normal("x", mu, np.sqrt(variances), observed=pm.Data("X", x))
+        pm.Normal("x", mu, written(np.sqrt(variances)), observed=pm.Data("X", x))
 
     precision = tempering * n / variances + 1 / 1000
     center = tempering * n * x.mean(axis=0) / variances / precision
@@ -108,7 +108,7 @@ def random_gaussian(n: int, d: int, clip: float, seed: int = 0) -> Problem:
     x = whitener @ truth + rng.standard_normal((n, d))
     with pm.Model() as model:
         theta = pm.Normal("theta", 0, 100, shape=d)
-        pm.Normal("x", pt.dot(whitener, theta), 1, observed=pm.Data("X", x))
+        pm.Normal("x", pt.dot(written(whitener), theta), 1, observed=pm.Data("X", x))
     posterior = np.linalg.inv(n * whitener.T @ whitener + np.eye(d) / 100**2)
     center = posterior @ (whitener.T @ x.sum(axis=0))
 
@@ -142,6 +142,11 @@ def circle(n: int, seed: int = 0) -> Problem:
         return np.sqrt(s[:size, None]) * np.column_stack([np.cos(angle), np.sin(angle)])
 
     return Problem(model, n, np.array([0.0, 3.0]), exact, ["theta"])
+
+
+def written(values: np.ndarray) -> pt.TensorVariable:
+    """Numbers of the model, one by one: an array could be somebody's data."""
+    return pt.stack([written(row) if np.ndim(row) else row for row in values])
 
 
 @dataclass(frozen=True)
