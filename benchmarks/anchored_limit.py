@@ -13,12 +13,12 @@ import time
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import numpy as np
+import pymc_dp.steps.anchored
 from _regressions import REAL, SIMULATED, Exact, another_run, model_of
 from _report import write_report
-
-import pymc_dp.steps.anchored
-from pymc_dp.exceptions import PrivacyError
 from pymc_dp.steps.anchored import DPAnchored
+
+from pymc_dp.exceptions import PrivacyError
 
 EPSILONS = (0.3, 1, 3)
 COLUMNS = [

@@ -12,10 +12,10 @@ import arviz as az
 import numpy as np
 from _report import write_report
 from _thesis import banana, circle, correlated_gaussian, random_gaussian, thinned
+from pymc_dp.steps.anchored import DPAnchored
 
 import pymc_dp as dp
 from pymc_dp.anchor.draws import draw
-from pymc_dp.steps.anchored import DPAnchored
 
 EPSILONS = [1.0, 2.0, 4.0, 6.0]
 DRAWS, CHAINS = 250, 4

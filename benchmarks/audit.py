@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pymc as pm
 from _report import write_report
+from pymc_dp.steps.anchored import DPAnchored
 
 import pymc_dp as dp
 from pymc_dp.assessment.compare import _compared
@@ -25,7 +26,6 @@ from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
-from pymc_dp.steps.anchored import DPAnchored
 from pymc_dp.steps.exponential import direction
 
 FAR = 1e3

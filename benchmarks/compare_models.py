@@ -13,11 +13,11 @@ import sys
 
 import numpy as np
 import pymc as pm
+import pymc_dp.steps.anchored as anchored
 from _regressions import earnings, rand
 from _report import write_report
 
 import pymc_dp as dp
-import pymc_dp.steps.anchored as anchored
 from pymc_dp.assessment.predictive import PredictiveRecords, optimism, unconstrained_draws
 from pymc_dp.compat import groups_of
 

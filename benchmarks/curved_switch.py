@@ -7,10 +7,10 @@ import logging
 
 import numpy as np
 import pymc as pm
+import pymc_dp.steps.anchored
 from _report import write_report
 
 import pymc_dp as dp
-import pymc_dp.steps.anchored
 
 RUNS, SEED = 8, 9000
 

@@ -15,14 +15,14 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 import numpy as np
 import pymc as pm
 from _report import write_report
+from pymc_dp.steps.anchored import DPAnchored
+from pymc_dp.steps.grouped import draw_groups, law_model
 
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import PaidMeasurements
-from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.grouped import draw_groups, law_model
 
 N, P, DRAWS = 50_000, 3, 500
 PLAN = [

@@ -24,11 +24,11 @@ import numpy as np
 import pymc as pm
 from _ordinary import MODELS
 from _report import write_report
+from pymc_dp.steps.grouped import has_groups
 
 import pymc_dp as dp
 from pymc_dp.compat import groups_of, summary
 from pymc_dp.exceptions import PrivacyError
-from pymc_dp.steps.grouped import has_groups
 
 EPSILONS = (0.5, 1.0, 3.0)
 COLUMNS = [

@@ -5,13 +5,13 @@ from pymc_dp.assessment.checking import PredictionChecks, check_predictions
 from pymc_dp.assessment.compare import Comparison, Difference, compare
 from pymc_dp.assessment.plots import plot_checks, plot_prior_posterior
 from pymc_dp.evidence.audit import audit
-from pymc_dp.evidence.expected import ExpectedTilt, expected_tilt
+from pymc_dp.evidence.expected import ExpectedPrivacyShift, expected_privacy_shift
 from pymc_dp.evidence.mmd import mmd
 from pymc_dp.evidence.plots import plot_tradeoff
 from pymc_dp.evidence.tradeoff import Tradeoff, tradeoff
 from pymc_dp.exceptions import (
     LedgerError,
-    NoAnchorError,
+    NoSurrogateError,
     PrivacyBudgetExceeded,
     PrivacyConfigurationError,
     PrivacyError,
@@ -44,33 +44,29 @@ from pymc_dp.report.plots import plot_privacy
 from pymc_dp.results import release
 from pymc_dp.sampling import sample
 from pymc_dp.steps import comparators
-from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.automatic import DPAutomatic
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
-from pymc_dp.steps.polynomial import DPPolynomial
+from pymc_dp.steps.surrogate import DPSurrogate
 
 __all__ = [
     "DPHMC",
     "Comparison",
     "CompiledModel",
-    "DPAnchored",
-    "DPAutomatic",
     "DPBarker",
     "DPExponentialFamily",
     "DPPenalty",
-    "DPPolynomial",
+    "DPSurrogate",
     "Difference",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",
-    "ExpectedTilt",
+    "ExpectedPrivacyShift",
     "GaussianMechanism",
     "InsecureSeededNoise",
     "LaplaceMechanism",
     "LedgerError",
-    "NoAnchorError",
+    "NoSurrogateError",
     "PredictionChecks",
     "PrivacyAwareGibbs",
     "PrivacyBudgetExceeded",
@@ -94,7 +90,7 @@ __all__ = [
     "compare",
     "compile",
     "correct_releases",
-    "expected_tilt",
+    "expected_privacy_shift",
     "integrate_out",
     "max_releases",
     "mmd",

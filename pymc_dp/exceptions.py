@@ -23,8 +23,8 @@ class UnsupportedModelError(PrivacyError):
     """
 
 
-class NoAnchorError(UnsupportedModelError):
-    """An anchored sampler cannot be built for the model; others can."""
+class NoSurrogateError(UnsupportedModelError):
+    """A surrogate cannot be built for the model, as its likelihood cannot be differentiated; other steps can sample it."""
 
 
 class PrivacyConfigurationError(PrivacyError, ValueError):

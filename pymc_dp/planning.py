@@ -131,7 +131,7 @@ def plan(step: PrivateStep) -> Plan:
     if not isinstance(step, PrivateStep):
         raise PrivacyConfigurationError(
             "`plan` takes a private step that has been built, such as "
-            "`DPAnchored(epsilon=1.0, draws=1000)`. "
+            "`DPSurrogate(epsilon=1.0, draws=1000)`. "
             f"Found {type(step).__name__}."
         )
     return Plan(step.guarantee, step.ledger, step.roles.left_out)

@@ -14,7 +14,7 @@ import numpy as np
 import pymc as pm
 
 from pymc_dp.compat import from_groups, groups_of, make_progress_bar, summary
-from pymc_dp.exceptions import NoAnchorError, PrivacyConfigurationError, refuses_from_outside
+from pymc_dp.exceptions import NoSurrogateError, PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.interrupts import deferred
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.likelihood.formulas import is_formula
@@ -25,13 +25,11 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.progress import doing, hidden, quiet_pymc
 from pymc_dp.results import release, still_chains
-from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.at_once import AtOnce
-from pymc_dp.steps.automatic import MOST_PARAMETERS, DPAutomatic
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.penalty import DPPenalty
+from pymc_dp.steps.surrogate import DPSurrogate
 
 # A child of PyMC's own logger: messages appear where PyMC's do, and are silenced with them.
 _log = logging.getLogger("pymc.dp")
@@ -94,9 +92,8 @@ def sample(
         is there or not. The second keeps the number of units private, and needs `delta`.
     step : type or partial, optional
         The algorithm: the class of a step, or a ``functools.partial`` of it with some of its settings. Default:
-        :class:`~pymc_dp.DPAnchored`, which has no other knob than the budget; up to three parameters
-        :class:`~pymc_dp.DPAutomatic`, which may take :class:`~pymc_dp.DPPolynomial` in its place; for a likelihood
-        that these cannot differentiate :class:`~pymc_dp.DPHMC`.
+        :class:`~pymc_dp.DPSurrogate`, which needs no setting but the budget; for a likelihood that it cannot
+        differentiate :class:`~pymc_dp.DPHMC`.
     ledger : PrivacyLedger, optional
         Account of the data set, shared by several analyses.
     unit : str, int or array, optional
@@ -144,7 +141,7 @@ def sample(
             "its settings can also be further keywords of `sample`. To use a step you built yourself: "
             "`release(pm.sample(..., step=step))`."
         )
-    for_step, for_host = _split_keywords(chosen or DPAnchored, keywords)
+    for_step, for_host = _split_keywords(chosen or DPSurrogate, keywords)
     _check_initial_values(for_host.get("initvals"))
     for_host.setdefault("compute_convergence_checks", False)
     _log.info("Checking and compiling the model. Nothing is spent on that.")
@@ -165,7 +162,7 @@ def sample(
         raise PrivacyConfigurationError(
             "With `shards` the chains run one after the other, each on all workers: leave `cores` out."
         )
-    if isinstance(built, AtOnce):
+    if isinstance(built, DPSurrogate):
         for_host["cores"] = 1  # draws that are there need no processes
     _rehearse(built, for_host)
     with hidden(quietly):
@@ -211,7 +208,7 @@ def _sampled(step: PrivateStep, for_host: Mapping[str, Any]) -> Any:
         _log.warning(
             "Interrupted: %s. Once more, and it ends at once.",
             "handing out the draws, which are all paid for"
-            if isinstance(step, AtOnce)
+            if isinstance(step, DPSurrogate)
             else "the run ends with this iteration",
         )
 
@@ -221,7 +218,7 @@ def _sampled(step: PrivateStep, for_host: Mapping[str, Any]) -> Any:
             try:
                 found = go()
             except Exception as failure:
-                if not isinstance(step, AtOnce):
+                if not isinstance(step, DPSurrogate):
                     raise
                 _log.warning(
                     "%s while draws were handed out, which are paid for: once more, and plainly.",
@@ -262,11 +259,10 @@ def _ask_for_unit(step: PrivateStep) -> None:
 
 
 def _default_step(keywords: dict[str, Any]) -> PrivateStep:
-    """DPAutomatic or DPAnchored, or DPHMC where there can be no anchor. Nothing is spent on finding out."""
-    few = keywords["model"].d <= MOST_PARAMETERS
+    """DPSurrogate, or DPHMC where there can be none. Nothing is spent on finding out."""
     try:
-        return (DPAutomatic if few else DPAnchored)(**keywords)
-    except NoAnchorError as error:
+        return DPSurrogate(**keywords)
+    except NoSurrogateError as error:
         unknown = sorted(set(keywords) - _parameters(DPHMC))
         if unknown:
             raise

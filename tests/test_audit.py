@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+from functools import partial
 
 import numpy as np
 import pymc as pm
@@ -27,12 +28,15 @@ from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.measurements import Curator, PaidMeasurements
-from pymc_dp.steps.anchored import DPAnchored
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 # So high that an honest mechanism fails at one seed in ten thousand at most.
 SURE = 0.9999
 FAR = 1e3
+
+
+NORMAL = partial(dp.DPSurrogate, family="normal")
+POLYNOMIAL = partial(dp.DPSurrogate, family="polynomial")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +48,7 @@ def normal_draws(monkeypatch):
         e = np.random.default_rng(0).normal(size=(chains, draws, len(r.mean)))
         return r.mean + e @ np.linalg.cholesky(r.covariance).T
 
-    monkeypatch.setattr("pymc_dp.steps.anchored.draw", draw)
+    monkeypatch.setattr("pymc_dp.steps.normal.draw", draw)
 
 
 # -- the bound --------------------------------------------------------------------------------------
@@ -255,17 +259,17 @@ STEPS = {
     "sgld, sampled": (dp.comparators.DPSGLD, 60, {"sampling_rate": 0.5, "draws": 2}),
     "sgnht": (dp.comparators.DPSGNHT, 60, {"sampling_rate": 0.5, "draws": 2}),
     "exponential": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 3, "bounds": (-3, 3)}),
-    "anchored": (DPAnchored, 1000, {}),
+    "normal": (NORMAL, 1000, {}),
     "penalty, people": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 3, "unit": PEOPLE[:60]}),
     "sgld, people": (
         dp.comparators.DPSGLD,
         60,
         {"sampling_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]},
     ),
-    "anchored, people": (DPAnchored, 1000, {"unit": PEOPLE}),
-    "polynomial": (dp.DPPolynomial, 1000, {}),
+    "normal, people": (NORMAL, 1000, {"unit": PEOPLE}),
+    "polynomial": (POLYNOMIAL, 1000, {}),
 }
-SPREAD = (DPAnchored, dp.DPPolynomial)
+SPREAD = (NORMAL, POLYNOMIAL)
 # Runs that take a second or so.
 SLOW = ("anchored", "anchored, people", "polynomial")
 # One number that shows one noisy ratio, and says more than a discriminant of all of them.

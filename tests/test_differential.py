@@ -5,6 +5,7 @@ of the first. Scenarios are what has told of records before: grids, missing valu
 """
 
 import functools
+from functools import partial
 
 import numpy as np
 import pymc as pm
@@ -190,9 +191,9 @@ GENEROUS = {"epsilon": 20.0, "delta": 1e-3}
 SAMPLERS = {
     "penalty": (dp.DPPenalty, GENEROUS),
     "hmc": (dp.DPHMC, {**GENEROUS, "n_leapfrog": 2}),
-    "anchored": (dp.DPAnchored, {"epsilon": 1e3, "delta": 1e-3}),
+    "anchored": (partial(dp.DPSurrogate, family="normal"), {"epsilon": 1e3, "delta": 1e-3}),
     "automatic": (None, {"epsilon": 1e3, "delta": 1e-3}),
-    "polynomial": (dp.DPPolynomial, {"epsilon": 1e3, "delta": 1e-3}),
+    "polynomial": (partial(dp.DPSurrogate, family="polynomial"), {"epsilon": 1e3, "delta": 1e-3}),
     "barker": (dp.DPBarker, {"epsilon": None, "batch_size": 30, "tempering": 0.1}),
     "sgld": (dp.comparators.DPSGLD, {**GENEROUS, "step_size": 1e-3}),
 }
@@ -339,7 +340,7 @@ def test_a_prediction_tells_nothing(tells_nothing):
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_what_is_expected_of_a_run_tells_nothing(relation, tells_nothing):
     def run(which):
-        return dp.expected_tilt(
+        return dp.expected_privacy_shift(
             compiled("everybody_else", which), data={"x": np.linspace(-1, 1, 400)}, runs=1,
             neighbours=relation, **BUDGET,
         )  # fmt: skip
@@ -496,9 +497,9 @@ def test_nothing_else_tells_who_comes_or_goes(tells_nothing):
             step(
                 draws=5, chains=2, model=model, rng=np.random.default_rng(1), **neighbours, **BUDGET
             )
-            for step in (dp.DPPenalty, dp.DPAnchored, dp.DPHMC)
+            for step in (dp.DPPenalty, partial(dp.DPSurrogate, family="normal"), dp.DPHMC)
         ]
-        expected = dp.expected_tilt(
+        expected = dp.expected_privacy_shift(
             model, records=400, runs=1, **neighbours, **BUDGET,
             data={x.name: np.zeros((400, *x.values.shape[1:])) for x in model.roles.record_data if x.name != "y"},
         )  # fmt: skip
@@ -514,8 +515,8 @@ def test_nothing_else_tells_who_comes_or_goes(tells_nothing):
 def test_defaults_that_would_tell_the_number_are_asked_for():
     model = coming(FEW)
     with pytest.raises(dp.PrivacyConfigurationError, match="number of records is private"):
-        dp.expected_tilt(model, epsilon=1.0, delta=1e-3, **CAME)
+        dp.expected_privacy_shift(model, epsilon=1.0, delta=1e-3, **CAME)
     with pytest.raises(dp.PrivacyConfigurationError, match="give `delta`"):
-        dp.expected_tilt(rate(N), epsilon=1.0, records=100, neighbours="add-or-remove")
+        dp.expected_privacy_shift(rate(N), epsilon=1.0, records=100, neighbours="add-or-remove")
     with pytest.raises(dp.PrivacyConfigurationError, match="tell their number"):
         dp.tradeoff(model, **CAME)

@@ -1,4 +1,4 @@
-"""The tilt that is expected on made-up data is the one that comes out on others."""
+"""The privacy shift that is expected on made-up data is the one that comes out on others."""
 
 import logging
 
@@ -36,29 +36,29 @@ def outcomes(X, likelihood):
 
 
 @pytest.mark.parametrize("likelihood", ["bernoulli", "normal"])
-def test_the_tilt_of_a_run_is_within_half_as_much_again(likelihood):
+def test_the_privacy_shift_of_a_run_is_within_half_as_much_again(likelihood):
     X = design(8)
     y = outcomes(X, likelihood)
-    expected = dp.expected_tilt(
+    expected = dp.expected_privacy_shift(
         regression(X, y, likelihood), epsilon=1.0, data={"X": design(1)}, runs=3
     )
-    step = dp.DPAnchored(
-        draws=1, chains=1, epsilon=1.0, model=regression(X, y, likelihood),
+    step = dp.DPSurrogate(
+        family="normal", draws=1, chains=1, epsilon=1.0, model=regression(X, y, likelihood),
         noise_source=dp.InsecureSeededNoise(7),
     )  # fmt: skip
-    tilt = step.build_anchor().tilt
-    assert tilt / 1.5 < expected.tilt < 1.5 * tilt
-    assert expected.least <= expected.tilt <= expected.most
-    assert f"{expected.tilt:.2g}" in str(expected)
+    shift = step.release().privacy_shift
+    assert shift / 1.5 < expected.privacy_shift < 1.5 * shift
+    assert expected.least <= expected.privacy_shift <= expected.most
+    assert f"{expected.privacy_shift:.2g}" in str(expected)
 
 
-def test_an_epsilon_is_found_for_a_tilt():
+def test_an_epsilon_is_found_for_a_shift():
     model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
-    found = dp.expected_tilt(model, tilt=0.3, data={"X": design(1)}, runs=3)
-    assert 0.28 < found.tilt < 0.32
+    found = dp.expected_privacy_shift(model, shift=0.3, data={"X": design(1)}, runs=3)
+    assert 0.28 < found.privacy_shift < 0.32
     assert 0.5 < found.epsilon < 5
-    again = dp.expected_tilt(model, epsilon=found.epsilon, data={"X": design(1)}, runs=3)
-    assert again.tilt == pytest.approx(found.tilt)
+    again = dp.expected_privacy_shift(model, epsilon=found.epsilon, data={"X": design(1)}, runs=3)
+    assert again.privacy_shift == pytest.approx(found.privacy_shift)
 
 
 def test_the_real_data_do_not_enter(caplog):
@@ -68,13 +68,15 @@ def test_the_real_data_do_not_enter(caplog):
         for seed in (2, 3):
             X = design(seed)
             model = regression(X, outcomes(X, "bernoulli"), "bernoulli")
-            said.append(str(dp.expected_tilt(model, epsilon=2.0, data={"X": design(1)}, runs=1)))
+            said.append(
+                str(dp.expected_privacy_shift(model, epsilon=2.0, data={"X": design(1)}, runs=1))
+            )
     assert said[0] == said[1]
     assert not caplog.records
 
 
-@pytest.mark.parametrize("asked", [{}, {"epsilon": 1.0, "tilt": 0.3}, {"tilt": -1.0}])
+@pytest.mark.parametrize("asked", [{}, {"epsilon": 1.0, "shift": 0.3}, {"shift": -1.0}])
 def test_what_cannot_be_asked(asked):
     model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
     with pytest.raises(dp.PrivacyConfigurationError):
-        dp.expected_tilt(model, data={"X": design(1)}, **asked)
+        dp.expected_privacy_shift(model, data={"X": design(1)}, **asked)

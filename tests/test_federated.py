@@ -464,14 +464,16 @@ def test_surrogate_is_the_pooled_posterior_at_a_large_epsilon(three):
     _, x, y, found = three
     mode, covariance = pooled(x, y)
     sds = np.sqrt(np.diag(covariance))
-    assert found.tilt < 0.02
+    assert found.diagnostics.privacy_shift < 0.02
     # Its own noise, and what a second-order model leaves out.
-    np.testing.assert_allclose((found.center - mode) / sds, 0, atol=4 * found.tilt + 0.02)
+    np.testing.assert_allclose(
+        (found.center - mode) / sds, 0, atol=4 * found.diagnostics.privacy_shift + 0.02
+    )
     np.testing.assert_allclose(
         found.root @ found.root.T / np.outer(sds, sds), covariance / np.outer(sds, sds), atol=0.03
     )
-    assert found.usable
-    assert not found.of_the_prior
+    assert found.diagnostics.usable
+    assert not found.diagnostics.prior_dominated
     p = 1 / (1 + np.exp(-x @ found.center))
     steps = np.linalg.norm(((y - p)[:, None] * x) @ found.root, axis=1)
     assert np.mean(steps <= found.clip) > 0.99
@@ -490,7 +492,7 @@ def test_surrogate_samples_like_the_pooled_model(three, quiet):
     mcse = batches.std(axis=0, ddof=1) / math.sqrt(20)
     np.testing.assert_array_less(
         np.abs(draws.mean(axis=0) - mode),
-        4.5 * mcse + (2 * found.tilt + 0.02) * covariance.diagonal() ** 0.5,
+        4.5 * mcse + (2 * found.diagnostics.privacy_shift + 0.02) * covariance.diagonal() ** 0.5,
     )
 
 
@@ -506,21 +508,23 @@ def test_surrogate_of_another_model_is_refused(three):
 
 
 @pytest.mark.sweep
-def test_surrogate_with_noise_is_as_far_off_as_its_tilt_says():
+def test_surrogate_with_noise_is_as_far_off_as_its_privacy_shift_says():
     """Four runs of three owners: z-scores of all centers, noise included, are standard normal."""
     data = [records(k, n=1000) for k in range(3)]
     mode, covariance = pooled(*(np.concatenate(parts) for parts in zip(*data, strict=True)))
     root = np.linalg.cholesky(np.linalg.inv(covariance)).T
-    squares, tilts = [], []
+    squares, shifts = [], []
     for seed in range(4):
         owners = [
             owner_of(*some, epsilon=4.0, ratios=0, noise_source=dp.InsecureSeededNoise(100 * seed + k))
             for k, some in enumerate(data)
         ]  # fmt: skip
         found = find_surrogate(asking(owners), prior())
-        squares.append(np.sum((root @ (found.center - mode) / found.tilt) ** 2))
-        tilts.append(found.tilt)
-    assert 0.1 < np.mean(tilts) < 1
+        squares.append(
+            np.sum((root @ (found.center - mode) / found.diagnostics.privacy_shift) ** 2)
+        )
+        shifts.append(found.diagnostics.privacy_shift)
+    assert 0.1 < np.mean(shifts) < 1
     # The noise in the curvature matters where the gradient is not 0: about a tenth more.
     assert chi2.ppf(1e-4, 4 * D) < np.sum(squares) < 1.3 * chi2.ppf(1 - 1e-4, 4 * D)
 
@@ -548,7 +552,7 @@ def test_a_rare_covariate_is_right_or_said_to_be_the_priors(epsilon, caplog):
             found = find_surrogate(asking(owners), prior())
         z = (found.center - mode) / np.sqrt(np.diag(found.root @ found.root.T))
         assert abs(z[0]) < 3.5
-        if found.usable and not found.of_the_prior:
+        if found.diagnostics.usable and not found.diagnostics.prior_dominated:
             assert abs(z[1]) < 3.5
         else:
             assert "beta[1]" in caplog.text
@@ -572,8 +576,8 @@ def test_a_lost_search_gives_the_prior_and_says_so(caplog, monkeypatch):
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "pymc.dp"):
         patched.setattr("pymc_dp.anchor.search.SETTINGS", replace(SETTINGS, lost=0.0))
         found = find_surrogate(asking([owner]), prior())
-    assert not found.usable
-    assert found.of_the_prior == ("beta[0]", "beta[1]")
+    assert not found.diagnostics.usable
+    assert found.diagnostics.prior_dominated == ("all",)
     assert "what was not spent can still be asked for" in caplog.text
     assert owner.answer("offer", {})["surrogate"][0] > 0.5
     np.testing.assert_allclose(found.center, 0, atol=1e-9)
@@ -594,7 +598,7 @@ def test_equations_without_a_solution_are_a_lost_search(monkeypatch, caplog):
     monkeypatch.setattr("pymc_dp.anchor.build.find_mode", fails)
     with caplog.at_level(logging.WARNING, "pymc.dp"):
         found = find_surrogate(asking([owner_of(*records(0))]), prior())
-    assert not found.usable
+    assert not found.diagnostics.usable
     assert "did not arrive" in caplog.text
 
 
@@ -609,7 +613,7 @@ def test_looks_that_contradict_each_other_are_no_use(caplog):
 
     with caplog.at_level(logging.WARNING, "pymc.dp"):
         found = find_surrogate(falsified(owner, wrong), prior())
-    assert not found.usable
+    assert not found.diagnostics.usable
     assert "contradicts the ones before" in caplog.text
     assert "beta[0] by" in caplog.text
     assert owner.answer("offer", {})["surrogate"][0] == pytest.approx(0.0, abs=1e-8)

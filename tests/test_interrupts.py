@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 
 import numpy as np
 import pymc as pm
@@ -75,7 +76,7 @@ SEARCH = [
     ("in a later query", "pymc_dp.records.measurements.noisy_total", 3),
 ]
 FINISHED = [
-    ("when the law is known", "pymc_dp.steps.anchored.judge", 1),
+    ("when the law is known", "pymc_dp.steps.normal.judge", 1),
     ("while NUTS draws from it", "pymc_dp.anchor.draws.groups_of", 1),
     ("while draws are handed out", "pymc_dp.steps.host.PrivateStep._stats", 700),
     ("while the host makes its result", "pymc.to_inference_data", 3),
@@ -128,12 +129,12 @@ def test_a_finished_law_is_not_lost(moment, function, call, ledger, interrupted,
         assert "normal approximation" in caplog.text
 
 
-@pytest.mark.parametrize("sampler", [dp.DPAutomatic, dp.DPPolynomial])
+@pytest.mark.parametrize("sampler", [dp.DPSurrogate, partial(dp.DPSurrogate, family="polynomial")])
 def test_nor_that_of_a_polynomial(sampler, ledger, interrupted):
     with pm.Model() as one:
         pm.Normal("y", pm.Normal("a", 0, 1), 1, observed=np.random.default_rng(1).normal(size=5000))
     interrupted("pymc_dp.steps.polynomial.draw", 1)
-    interrupted("pymc_dp.steps.anchored.judge", 1)
+    interrupted("pymc_dp.steps.normal.judge", 1)
     idata = dp.sample(50, model=one, epsilon=1.0, ledger=ledger, step=sampler, **RUN)
     assert idata.posterior.sizes["draw"] == 50
 

@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pymc as pm
@@ -195,9 +196,13 @@ SAMPLERS = {
     "barker": (dp.DPBarker, plain, {"batch_size": 30, "tempering": 0.1}),
     "sgld": (dp.comparators.DPSGLD, plain, SAMPLED),
     "sgnht": (dp.comparators.DPSGNHT, plain, GENEROUS),
-    "anchored": (dp.DPAnchored, plain, {"epsilon": 1e3, "delta": 1e-3}),
-    "polynomial": (dp.DPPolynomial, plain, {"epsilon": 1e3, "delta": 1e-3}),
-    "automatic": (dp.DPAutomatic, plain, {"epsilon": 1e3, "delta": 1e-3}),
+    "anchored": (partial(dp.DPSurrogate, family="normal"), plain, {"epsilon": 1e3, "delta": 1e-3}),
+    "polynomial": (
+        partial(dp.DPSurrogate, family="polynomial"),
+        plain,
+        {"epsilon": 1e3, "delta": 1e-3},
+    ),
+    "automatic": (dp.DPSurrogate, plain, {"epsilon": 1e3, "delta": 1e-3}),
     "exponential": (dp.DPExponentialFamily, rate_of, {**GENEROUS, "bounds": (-4, 4)}),
 }
 CASES = [(name, unit, HUGE, "warn") for name in SAMPLERS for unit in (None, PEOPLE)]

@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pymc as pm
@@ -165,7 +166,10 @@ def test_matplotlib_is_asked_for_when_it_is_missing(released, monkeypatch):
     ("measured", "shares"),
     [
         ({"sizes": 0.2, "gradients": 0.5, "curvature": 0.3}, [20, 50, 30]),
-        ({"sizes": 0.2, "gradients": 0.4, "curvature": 0.3, "chain": 0.1}, [20, 40, 30, 10]),
+        (
+            {"sizes": 0.2, "gradients": 0.4, "curvature": 0.3, "log_likelihood": 0.1},
+            [20, 40, 30, 10],
+        ),
         ({"sizes": 0.05, "gradients": 0.15}, [5, 15, 80]),  # lost: the rest was given back
     ],
 )
@@ -173,7 +177,7 @@ def test_what_was_spent_before_the_first_draw_is_shown_by_what_it_was_spent_on(
     released, measured, shares
 ):
     text = json.dumps({f"spent_on_{part}": share for part, share in measured.items()})
-    ax = dp.plot_privacy(with_attrs(released, measured=text))
+    ax = dp.plot_privacy(with_attrs(released, diagnostics=text))
     bars = sorted(ax.patches, key=lambda bar: -bar.get_y())
     assert [bar.get_width() for bar in bars] == pytest.approx(shares)
     assert "ε = 1.5" in ax.get_xlabel()
@@ -182,9 +186,9 @@ def test_what_was_spent_before_the_first_draw_is_shown_by_what_it_was_spent_on(
     ) == pytest.approx(1)
 
 
-def test_an_anchored_run_says_on_what_it_was_spent(run):
-    idata = run(step=dp.DPAnchored, tune=0)
-    found = json.loads(root_attrs(idata)["privacy_measured"])
+def test_a_surrogates_run_says_on_what_it_was_spent(run):
+    idata = run(step=partial(dp.DPSurrogate, family="normal"), tune=0)
+    found = json.loads(root_attrs(idata)["privacy_diagnostics"])
     spent = {k: v for k, v in found.items() if k.startswith("spent_on_")}
     assert {"spent_on_sizes", "spent_on_gradients", "spent_on_curvature"} <= set(spent)
     total = sum(spent.values())

@@ -54,12 +54,12 @@ def test_a_run_shows_what_it_compiles_and_what_the_anchor_does(screen):
     y = np.random.default_rng(0).normal(1, 1, size=2000)
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("mu", 0, 2), 1, observed=pm.Data("Y", y))
-    step = dp.DPAnchored(
-        epsilon=8.0, draws=2, chains=1, model=model, compile_kwargs={"mode": "FAST_COMPILE"},
+    step = dp.DPSurrogate(
+        family="normal", epsilon=8.0, draws=2, chains=1, model=model, compile_kwargs={"mode": "FAST_COMPILE"},
         noise_source=dp.InsecureSeededNoise(1),
     )  # fmt: skip
     assert "Compiling the" in screen.getvalue()
-    step.build_anchor()
+    step.release()
     assert "Anchor" in screen.getvalue()
     before = len(screen.getvalue())
     with hidden():

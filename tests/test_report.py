@@ -98,14 +98,17 @@ def test_the_page_has_all_facts_and_needs_nothing_else(released):
 
 def test_what_was_set_and_what_was_measured_are_told_apart(released):
     assert "clip" in json.loads(root_attrs(released)["privacy_settings"])
-    assert json.loads(root_attrs(released)["privacy_measured"]) == {}
+    assert json.loads(root_attrs(released)["privacy_diagnostics"]) == {}
     assert "released of itself" not in dp.privacy_report(released).to_html()
-    report = dp.privacy_report(with_attrs(released, measured=json.dumps({"tilt": 0.25})))
-    assert report.measured == json.loads(report.to_json())["measured"] == {"tilt": 0.25}
-    assert "tilt" not in report.settings
-    assert ("Measured tilt", "0.25") in report.rows
+    report = dp.privacy_report(
+        with_attrs(released, diagnostics=json.dumps({"privacy_shift": 0.25}))
+    )
+    assert report.diagnostics == {"privacy_shift": 0.25}
+    assert json.loads(report.to_json())["diagnostics"] == {"privacy_shift": 0.25}
+    assert "privacy_shift" not in report.settings
+    assert ("Diagnostic privacy_shift", "0.25") in report.rows
     page = Page(report.to_html())
-    assert "What the run released of itselftilt0.25 (how far the noise" in page.text.replace(
+    assert "What the run released of itselfprivacy_shift0.25 (how far noise" in page.text.replace(
         "\n", ""
     )
 

@@ -208,7 +208,7 @@ def test_unsupported_model_spends_nothing(quiet):
 def test_the_default_needs_the_budget_only(logistic, quiet):
     with logistic(n=4000):
         idata = dp.sample(120, chains=2, epsilon=4.0, random_seed=1, **quiet, **FAST)
-    assert "DPAnchored" in str(dp.privacy_report(idata))
+    assert "DPSurrogate" in str(dp.privacy_report(idata))
     assert idata.posterior["beta"].shape[:2] == (2, 120)
     assert idata.attrs["privacy_usable"] in (0, 1)
 

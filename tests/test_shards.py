@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 import time
+from functools import partial
 
 import cloudpickle
 import numpy as np
@@ -184,9 +185,9 @@ def test_draws_are_those_of_one_machine(client, one_machine, quiet, sizes):
 
 
 GRADIENTS = {
-    "DPAnchored": {"step": dp.DPAnchored, "epsilon": 8.0},
-    "DPAnchored, add-or-remove": {
-        "step": dp.DPAnchored, "epsilon": 8.0, "neighbours": "add-or-remove", "delta": 1e-5,
+    "normal": {"step": partial(dp.DPSurrogate, family="normal"), "epsilon": 8.0},
+    "normal, add-or-remove": {
+        "step": partial(dp.DPSurrogate, family="normal"), "epsilon": 8.0, "neighbours": "add-or-remove", "delta": 1e-5,
     },
     "DPHMC": {"step": dp.DPHMC, "epsilon": 8.0, "n_leapfrog": 2},
     "DPHMC, add-or-remove": {
@@ -214,7 +215,7 @@ def test_samplers_with_derivatives_draw_like_one_machine(client, quiet, name, si
         np.testing.assert_array_equal(ours, theirs)
     assert spread.guarantee.neighbours == alone.guarantee.neighbours
     if "anchor" in vars(alone):
-        assert_same_law(spread.anchor, alone.anchor)
+        assert_same_law(spread.surrogate, alone.surrogate)
 
 
 def assert_same_law(ours, theirs):
@@ -246,9 +247,9 @@ def test_another_record_changes_them(client, one_machine, quiet):
     assert not np.array_equal(rates, one_machine[1])
 
     def law(**keywords):
-        settings = GRADIENTS["DPAnchored"] | {"draws": 8, "chains": 1, "chunk_size": CHUNK}
+        settings = GRADIENTS["normal"] | {"draws": 8, "chains": 1, "chunk_size": CHUNK}
         step = settings.pop("step")(noise_source=dp.InsecureSeededNoise(3), **settings, **keywords)
-        return step.build_anchor().posterior.law
+        return step.release().posterior.law
 
     ours, theirs = law(model=stand_in(), shards=shards), law(model=model_of(*records()))
     assert not np.array_equal(ours.beta, theirs.beta)

@@ -8,15 +8,12 @@ import numpy as np
 from pymc_dp.anchor.law import Law, Pooled, Posterior, nearby, pooled, posterior_of
 from pymc_dp.anchor.look import Look
 from pymc_dp.anchor.looks import Looks, middle_frame
-from pymc_dp.anchor.model import Anchor, Correction
-from pymc_dp.anchor.price import divergence, price
-from pymc_dp.anchor.residuals import Expansion
+from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.search import Search, find_mode
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.linalg import Vector, floored, positive, power
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.sums import hessians_fit
 
 
 def build_anchor(
@@ -25,7 +22,6 @@ def build_anchor(
     start: Vector,
     *,
     tempering: float = 1.0,
-    moves: int = 0,
     watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Anchor:
@@ -40,8 +36,6 @@ def build_anchor(
         Where the search begins; public.
     tempering : float
         T.
-    moves : int
-        How many a chain on residuals would make, if the law needs one; 0 for none.
     watch : callable, optional
         Told after every look of the search how many there were, and after the first look near the mode what that
         says. It may raise, and the rest is not spent here.
@@ -74,9 +68,6 @@ def build_anchor(
         run.settle()
         on_progress("measuring the gradient, second look")
         run.last(third=False)
-        if moves and run.may_be_off:
-            on_progress("asking whether a normal law will do")
-            run.price(moves)
         on_progress("measuring the gradient, third look")
         run.last(third=True)
         return run.anchor(search)
@@ -100,8 +91,6 @@ class _Run:
         self.n = max(n, sd, 1.0)
         self.looks = Looks(measure, self.n, self.scales, tempering)
         self.found: list[Look] = []
-        self._tempering = tempering
-        self._kept, self._clip, self._off, self._moves = 0.0, math.nan, False, 0
 
     def first(self, search: Search) -> None:
         """The first look, so that the next is within about one sd."""
@@ -151,59 +140,10 @@ class _Run:
         C = looks.bound(sizes, 0.05, s.hessians_kept, self.chosen.hessians)
         self.a1 = noise(C, 1.0) * size
 
-    @property
-    def may_be_off(self) -> bool:
-        """Whether it could be seen that the law is not the posterior, when all is spent."""
-        s, r = SETTINGS, self.posterior
-        seen = r.tilt * math.sqrt(1 - self.measure.spent) < s.chain_tilt
-        d = len(self.place)
-        few = d <= s.chain_dimensions and hessians_fit(round(self.n), d)
-        # Where nothing was learnt there is no tilt either.
-        return seen and few and bool(np.min(r.of_prior) < s.prior_warning)
-
-    def price(self, moves: int) -> None:
-        """Keep what a chain costs, if the law so far is off, or if that is next to nothing."""
-        s, seen = SETTINGS, self._seen()
-        asked = price(self.measure, *seen, moves, self.looks.cheap)
-        if asked.need > s.most_for_chain:
-            return
-        self._off = divergence(self.measure, *seen, asked.clip) > s.law_is_off
-        if self._off or asked.need <= s.next_to_nothing:
-            self._kept, self._clip = max(asked.need, s.next_to_nothing), asked.clip
-            self._kept += self.looks.cheap
-            self._moves = moves
-
-    def correction(self) -> Correction | None:
-        """A chain, if the law of all looks is off and one was kept for that is still enough."""
-        s = SETTINGS
-        if not self._kept:
-            return None
-        seen = self._seen()
-        if not divergence(self.measure, *seen, self._clip) > s.law_is_off:
-            return None
-        # Residuals are now those of other looks, so their bound is another.
-        asked = price(self.measure, *seen, self._moves, self.looks.cheap)
-        left = 1 - self.measure.spent
-        if asked.need > s.most_sigma**2 * left:
-            return None
-        # What is left beyond the need buys a wider bound, until the noise is that of `spare_sigma`.
-        wider = max(s.spare_sigma * math.sqrt(left / asked.need), 1.0)
-        return Correction(*seen, asked.clip * wider, left, self.n)
-
-    def _seen(self) -> tuple[Expansion, Posterior]:
-        """The looks that have a part in the law, and what they say."""
-        every = self._pool(self.found)
-        part = np.maximum(np.trace(every.parts, axis1=1, axis2=2) / len(self.P), every.weights)
-        pool = self._pool(
-            [k for k, p in zip(self.found, part, strict=True) if p > SETTINGS.weighty]
-        )
-        r = posterior_of(pool.law, self.log_public, self.place, pool)
-        return Expansion(pool, power(self.P, -0.5), self._tempering), r
-
     def last(self, third: bool) -> None:
-        """A look with half of what is left, or with all of it that no chain needs."""
+        """A look with half of what is left, or with all of it."""
         s, d = SETTINGS, len(self.place)
-        left = 1 - self.measure.spent - self._kept
+        left = 1 - self.measure.spent
         share = (left if third else left / 2) - self.looks.fine / 2
         # How far the mode is from the place, by what is known, in posterior sds: there the curvature's noise acts.
         distance = math.sqrt(d) * min(self.t1 / math.sqrt(0.4) if third else self._t, 5 * self.t1)
@@ -213,8 +153,6 @@ class _Run:
         for_hessian = float(
             np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most)
         )
-        # The chain's target is distorted by the curvature's noise, further out most of all.
-        for_hessian = most if self._off else for_hessian
         if third:
             pool = self._pool(self.found)
             self._predicted = pool.law.beta, pool.noise_at(np.zeros(d))
@@ -244,7 +182,6 @@ class _Run:
             surprise=math.sqrt(max(float(off @ np.linalg.solve(V, off)), 0.0) / d),
             off=np.linalg.solve(r.exact, off) / np.sqrt(np.diag(np.linalg.inv(r.exact))),
             improbable=self._improbable(r.mean), rounds=len(search.looks), arrived=True,
-            correction=self.correction(),
         )  # fmt: skip
 
     def _improbable(self, theta: Vector) -> Vector:

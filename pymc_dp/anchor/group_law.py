@@ -62,7 +62,7 @@ class GroupLaw:
     def _noise(self, x: Vector) -> Vector:
         return Structured(self.S, self.J.U, self.J.M).of_blocks(x)
 
-    def tilts(self, prior_sds: Vector) -> Vector:
+    def privacy_shifts(self, prior_sds: Vector) -> Vector:
         """How far noise moves every entry of ψ, in posterior standard deviations without it, shape (n,)."""
         P = self.J.plus(_diagonal(self.J, prior_sds)).inverse
         moved = P.dense if len(self.k) <= 200 else None

@@ -86,14 +86,14 @@ class GroupPosterior(NamedTuple):
     law : GroupLaw
     mode : Mode
         Of the law with the prior.
-    tilts : ndarray, shape (n,)
+    privacy_shifts : ndarray, shape (n,)
         How far privacy noise moves every entry of ψ, in standard deviations.
     looks : int
     """
 
     law: GroupLaw
     mode: Mode
-    tilts: Vector
+    privacy_shifts: Vector
     looks: int
 
 
@@ -181,7 +181,9 @@ class _Run:
             on_progress(f"look {self.n_looks}")
         if not moved <= s.lost * self.root_n:
             raise SearchLost(f"after {self.n_looks} looks it still moved far")
-        return GroupPosterior(self.law, self.mode, self.law.tilts(self.prior), self.n_looks)
+        return GroupPosterior(
+            self.law, self.mode, self.law.privacy_shifts(self.prior), self.n_looks
+        )
 
     def look(self, share: float, counts: float, kept: float) -> float:
         """Look where ψ may be, and think again: how far that has moved, in sds.

@@ -102,13 +102,13 @@ class Posterior:
         return np.asarray(C @ self.law.S @ C), np.asarray(C)
 
     @property
-    def tilts(self) -> Vector:
+    def privacy_shifts(self) -> Vector:
         """How far noise moves every parameter, shape (d,), in sds of the posterior without noise."""
         moved, C = self._moved
         return np.sqrt(np.maximum(np.diag(moved), 0.0) / np.diag(C))
 
     @property
-    def tilt(self) -> float:
+    def privacy_shift(self) -> float:
         """The same per parameter, in coordinates in which that posterior is white."""
         moved, _ = self._moved
         return float(np.sqrt(max(np.trace(self.exact @ moved), 0.0) / len(self.mean)))

@@ -5,33 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_dp.anchor.law import Posterior
-from pymc_dp.anchor.residuals import Expansion
 from pymc_dp.linalg import Vector
-
-
-@dataclass(frozen=True)
-class Correction:
-    """The chain that the law's draws need. Nothing in it is private.
-
-    Parameters
-    ----------
-    expansion : Expansion
-        What its residuals are of: the looks that count.
-    posterior : Posterior
-        Given these looks.
-    clip : float
-        c of :class:`~pymc_dp.anchor.price.Price`.
-    share : float
-        What is left for it of the budget.
-    n_units : float
-        How many units, as far as may be known.
-    """
-
-    expansion: Expansion
-    posterior: Posterior
-    clip: float
-    share: float
-    n_units: float
 
 
 @dataclass(frozen=True)
@@ -59,8 +33,6 @@ class Anchor:
         Steps to the mode.
     arrived : bool
         Whether the search ended near it, as far as it could tell.
-    correction : Correction, optional
-        If the law is off, and a chain can be paid for.
     """
 
     posterior: Posterior
@@ -73,12 +45,11 @@ class Anchor:
     improbable: Vector
     rounds: int
     arrived: bool
-    correction: Correction | None = None
 
     @property
-    def tilt(self) -> float:
+    def privacy_shift(self) -> float:
         """How far noise has moved the posterior, in its standard deviations per parameter."""
-        return self.posterior.tilt
+        return self.posterior.privacy_shift
 
     @property
     def unlearnt(self) -> Vector:

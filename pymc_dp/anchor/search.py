@@ -45,7 +45,7 @@ class Search:
         Largest factor by which the curvature differed from what it was before the last look.
     error : float
         Standard deviation that noise gave the last look, per parameter, in posterior standard deviations.
-    tilt : float
+    privacy_shift : float
         The same of all looks together.
     t1 : float
         What a gradient that costs all of the budget would have for an `error`.
@@ -56,7 +56,9 @@ class Search:
     def __init__(self, theta: Vector, n_units: float, scales: Vector, log_public: LogPrior):
         self.theta, self.lost, self.looks = theta, False, list[Look]()
         self.P: Any = None
-        self.length = self.travelled = self.change = self.error = self.tilt = self.t1 = math.inf
+        self.length = self.travelled = self.change = self.error = self.privacy_shift = self.t1 = (
+            math.inf
+        )
         self._n, self._scales, self._log_public = n_units, scales, log_public
         # In posterior sds: √n of them are one record's, about where a quadratic model may fail.
         self._trust = math.sqrt(n_units)
@@ -88,7 +90,7 @@ class Search:
 
         r = posterior_of(pool.law, self._log_public, self.theta)
         step = r.mean - self.theta
-        self.tilt, self.length = r.tilt, math.sqrt(float(step @ P @ step))
+        self.privacy_shift, self.length = r.privacy_shift, math.sqrt(float(step @ P @ step))
         if self._predicted is None:  # with covariates of any scale it may begin anywhere
             self._furthest = max(self._furthest, SETTINGS.lost * self.length)
         self.lost = not self.length <= self._furthest

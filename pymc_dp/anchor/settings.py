@@ -80,7 +80,7 @@ class AnchorSettings:
     near_kept: float = 0.99
     """Quantile of their sizes up to which gradients of the first look are not clipped."""
     hessians_kept: float = 0.998
-    """Quantile of their sizes up to which Hessians of looks are not clipped: no chain makes good what is."""
+    """Quantile of their sizes up to which Hessians of looks are not clipped."""
     hessian_part: tuple[float, float] = (0.002, 0.25)
     """Range of the Hessian's part of the last two looks."""
     least_believed: float = 0.1
@@ -100,49 +100,6 @@ class AnchorSettings:
     careful: float = 5.0
     """Longest Newton step to a law's mode, in its sds: the prior may be anything but quadratic."""
 
-    chain_tilt: float = 0.3
-    """From this tilt on no chain: what it would correct cannot be seen beside the noise."""
-    chain_dimensions: int = 30
-    """In more, it mixes with too few of its moves."""
-    weighty: float = 0.02
-    """Looks with a smaller part in the law are left out of residuals: they cost a pass over the records."""
-    probes: int = 8
-    """Pairs of points between which residuals are measured; a unit's largest counts."""
-    residuals_kept: float = 0.99
-    """Quantile of these up to which residuals would not be clipped,"""
-    residuals_widened: float = 2.0
-    """times this: moves go further than the histogram's pairs."""
-    sums: int = 12
-    """Draws of the law at which the residuals' sums are released,"""
-    sums_sd: float = 0.3
-    """with this noise,"""
-    most_for_sums: float = 0.005
-    """if they cost no more than this."""
-    law_is_off: float = 0.05
-    """In nats: the law's divergence from the posterior from which a chain has something to do. Sums of noise
-    alone say 0 ± 0.02."""
-    most_for_chain: float = 0.3
-    """The chain's share at most."""
-    moves_per_draw: int = 8
-    """Of the chain, of which the last is handed out."""
-    pilot: float = 0.25
-    """Moves, beside these, after which the proposals are fixed."""
-    radius: float = 6.0
-    """In √d whitened sds: beyond, the looks are no guide, and the target may not even be proper."""
-    spare_sigma: float = 0.5
-    """A typical move's noise up to which a wider bound costs hardly any acceptance."""
-    most_sigma: float = 2.0
-    """A typical move's noise from which a chain would stand still: then the law's draws are kept."""
-    of_clipped: float = 0.02
-    """The part of the chain's share that pays for a count of clipped units."""
-    clipped_warning: float = 0.03
-    """Share of units clipped in any of :attr:`probes` moves from which the chain's draws are doubtful."""
-    accepted_warning: float = 0.1
-    """Acceptance below which they are: where noise stops the moves, draws stay where they began."""
-    next_to_nothing: float = 0.005
-    """The share that is kept for a chain unasked, if it needs no more. Whether it has something to do is then asked
-    when all looks are made; if not, this was for nothing, but costs no interval more than a quarter of a percent."""
-
     surprise_warning: float = 3.0
     """By how many standard deviations looks may contradict each other without a warning."""
     surprise_unusable: float = 5.0
@@ -156,10 +113,10 @@ class AnchorSettings:
     sure of it."""
     prior_warning: float = 0.8
     """Of the prior's variance: a parameter that has kept more is said to be the prior's."""
-    tilt_warning: float = 1.0
+    shift_warning: float = 1.0
     """Above, intervals are mostly privacy noise, and that is said."""
-    tilt_unusable: float = 10.0
-    """If all parameters' tilts are above, nothing was learnt."""
+    shift_unusable: float = 10.0
+    """If all parameters' privacy shifts are above, nothing was learnt."""
 
 
 SETTINGS = AnchorSettings()

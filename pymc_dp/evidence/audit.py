@@ -171,7 +171,7 @@ def audit(
         Probability of reporting no more than the true ε.
     statistic : callable, optional
         What to guess by: ``run -> number``, with everything released in ``draws``, ``stats``,
-        ``settings``, ``measured`` and ``stopped``; for a mechanism, ``output -> number``. Default: a quadratic discriminant of all of
+        ``settings``, ``diagnostics`` and ``stopped``; for a mechanism, ``output -> number``. Default: a quadratic discriminant of all of
         it, fitted to a quarter of the runs.
     gaussian : bool
         For a mechanism: whether the claim is one of Gaussian differential privacy. Of a step it is

@@ -29,65 +29,72 @@ from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.steps.run import check_finite_epsilon
 
 _CLOSE = 1.05
-"""An ε is found when its tilt is within this factor of the one wanted: noises differ by more."""
+"""An ε is found when its shift is within this factor of the one wanted: noises differ by more."""
 _TRIALS = 8
-"""Tilts fall about as 1/ε: three or four trials do."""
+"""Shifts fall about as 1/ε: three or four trials do."""
 _RANGE = 1e-3, 1e3
 """Of ε. Beyond, something else is wrong."""
 
 
 @dataclass(frozen=True)
-class ExpectedTilt:
+class ExpectedPrivacyShift:
     """What noise is to be expected of a run. Shows as a table.
 
     Parameters
     ----------
     epsilon, delta : float
         The budget.
-    tilt : float
+    privacy_shift : float
         How far noise will move the posterior, in its standard deviations per parameter: the median of the runs.
     least, most : float
         Of the runs.
     labels : tuple of str
         Names of the parameters.
-    tilts : ndarray, shape (d,)
+    of_parameters : ndarray, shape (d,)
         The medians of each.
     """
 
     epsilon: float
     delta: float
-    tilt: float
+    privacy_shift: float
     least: float
     most: float
     labels: tuple[str, ...]
-    tilts: NDArray[np.float64]
+    of_parameters: NDArray[np.float64]
 
     @property
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, in order."""
         rows = [
             ("Budget", f"ε = {self.epsilon:.3g}, δ = {self.delta:.3g}"),
-            ("Tilt", f"{self.tilt:.2g} posterior sds ({self.least:.2g} to {self.most:.2g})"),
-            ("Intervals", f"about {math.hypot(1, self.tilt):.2g} times as wide as without privacy"),
+            (
+                "Privacy shift",
+                f"{self.privacy_shift:.2g} posterior sds ({self.least:.2g} to {self.most:.2g})",
+            ),
+            (
+                "Intervals",
+                f"about {math.hypot(1, self.privacy_shift):.2g} times as wide as without privacy",
+            ),
         ]
         return rows + [
-            (label, f"{tilt:.2g}") for label, tilt in zip(self.labels, self.tilts, strict=True)
+            (label, f"{shift:.2g}")
+            for label, shift in zip(self.labels, self.of_parameters, strict=True)
         ]
 
     def __str__(self) -> str:
-        return as_text("Expected tilt, on made-up data", self.rows)
+        return as_text("Expected privacy shift, on made-up data", self.rows)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return as_html("Expected tilt, on made-up data", self.rows)
+        return as_html("Expected privacy shift, on made-up data", self.rows)
 
 
-def expected_tilt(
+def expected_privacy_shift(
     model: pm.Model | CompiledModel,
     *,
     epsilon: float | None = None,
-    tilt: float | None = None,
+    shift: float | None = None,
     delta: float | None = None,
     data: Mapping[str, ArrayLike] | None = None,
     truth: Mapping[str, ArrayLike] | None = None,
@@ -97,18 +104,18 @@ def expected_tilt(
     neighbours: str = SUBSTITUTE_ONE.name,
     runs: int = 5,
     random_seed: int = 0,
-) -> ExpectedTilt:
-    """How far noise will move a posterior at an ε, or which ε it takes for a tilt: costs no budget.
+) -> ExpectedPrivacyShift:
+    """How far noise will move a posterior at an ε, or which ε it takes for a privacy shift: costs no budget.
 
-    Outcomes are drawn from the model itself, :class:`~pymc_dp.DPAnchored` looks at them as it would at real ones,
+    Outcomes are drawn from the model itself, :class:`~pymc_dp.DPSurrogate` of the normal family asks them as it would ask real ones,
     with several noises, and says how far these may have moved it. The real data are never looked at.
 
     Parameters
     ----------
     model : Model or CompiledModel
         As for ``pymc_dp.sample``. Of its data only types and numbers of columns are used.
-    epsilon, tilt : float
-        One of them: the budget, or the tilt that is wanted, in posterior standard deviations per parameter.
+    epsilon, shift : float
+        One of them: the budget, or the privacy shift that is wanted, in posterior standard deviations per parameter.
     delta : float, optional
         Default: 0.1 / made-up units. Under add-or-remove it has to be given, as for the run.
     data, truth, public
@@ -125,15 +132,15 @@ def expected_tilt(
 
     Returns
     -------
-    ExpectedTilt
+    ExpectedPrivacyShift
 
     Raises
     ------
     UnsupportedModelError, PrivacyConfigurationError
-        If some data cannot be replaced, or the model cannot be sampled privately; if no ε gives that tilt.
+        If some data cannot be replaced, or the model cannot be sampled privately; if no ε gives that shift.
     """
-    if (epsilon is None) == (tilt is None):
-        raise PrivacyConfigurationError("Give either `epsilon` or `tilt`.")
+    if (epsilon is None) == (shift is None):
+        raise PrivacyConfigurationError("Give either `epsilon` or `shift`.")
     relation = neighbours_named(neighbours)
     with quiet_pymc():
         compiled = compile_model(model, public=public, unit=unit)
@@ -163,14 +170,14 @@ def expected_tilt(
         return found
 
     if epsilon is None:
-        epsilon, found = _find(looks, positive("tilt", tilt))
+        epsilon, found = _find(looks, positive("shift", shift))
     else:
         found = looks(check_finite_epsilon(epsilon))
-    all_of_them = [r.tilt for r in found]
-    return ExpectedTilt(
-        epsilon=float(epsilon), delta=delta, tilt=float(np.median(all_of_them)),
+    all_of_them = [r.privacy_shift for r in found]
+    return ExpectedPrivacyShift(
+        epsilon=float(epsilon), delta=delta, privacy_shift=float(np.median(all_of_them)),
         least=min(all_of_them), most=max(all_of_them), labels=tuple(parameters.labels),
-        tilts=np.median([r.tilts for r in found], axis=0),
+        of_parameters=np.median([r.privacy_shifts for r in found], axis=0),
     )  # fmt: skip
 
 
@@ -203,17 +210,17 @@ def _number(
 
 
 def _find(looks: Callable[[float], list[Any]], wanted: float) -> tuple[float, list[Any]]:
-    """The ε at which the median tilt is `wanted`, and the looks there."""
+    """The ε at which the median shift is `wanted`, and the looks there."""
     epsilon = 1.0
     for _ in range(_TRIALS):
         found = looks(epsilon)
-        ratio = float(np.median([r.tilt for r in found])) / wanted
+        ratio = float(np.median([r.privacy_shift for r in found])) / wanted
         if 1 / _CLOSE < ratio < _CLOSE:
             return epsilon, found
         epsilon *= min(max(ratio, 0.1), 10.0)
         if not _RANGE[0] < epsilon < _RANGE[1]:
             break
     raise PrivacyConfigurationError(
-        f"No ε was found at which the tilt is {wanted:g}. It takes more records, fewer parameters, or priors "
+        f"No ε was found at which the privacy shift is {wanted:g}. It takes more records, fewer parameters, or priors "
         "that say more."
     )

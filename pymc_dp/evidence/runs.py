@@ -35,7 +35,7 @@ class Run(NamedTuple):
         Points in unconstrained space, tuning included. NaN if the run stopped before.
     stats : dict
         Sampler statistics that vary, each of shape (iterations, ...).
-    settings, measured : dict
+    settings, diagnostics : dict
         Of the metadata.
     stopped : str
         The message of a run that a step gave up; a message is an output too.
@@ -44,13 +44,13 @@ class Run(NamedTuple):
     draws: Vector
     stats: dict[str, Vector]
     settings: Mapping[str, float | str]
-    measured: Mapping[str, float | str]
+    diagnostics: Mapping[str, float | str]
     stopped: str = ""
 
     @property
     def numbers(self) -> Vector:
         """All of it in one vector; texts are left out."""
-        metadata: list[Any] = [*self.settings.values(), *self.measured.values()]
+        metadata: list[Any] = [*self.settings.values(), *self.diagnostics.values()]
         numbers = [value for value in metadata if isinstance(value, int | float)]
         parts = [self.draws, *self.stats.values(), np.array(numbers, dtype=np.float64)]
         return np.concatenate([part.ravel() for part in parts])
@@ -126,7 +126,7 @@ def _run(step: PrivateStep, start: dict[str, Any], seed: int) -> Run:
         draws.append(np.concatenate([np.ravel(point[v.name]) for v in step.vars]))
         stats.append({k: np.asarray(v, np.float64) for k, v in stat.items() if k not in _CONSTANT})
     columns = {name: np.array([stat[name] for stat in stats]) for name in stats[0]}
-    return Run(np.array(draws), columns, step.guarantee.settings, step.guarantee.measured)
+    return Run(np.array(draws), columns, step.guarantee.settings, step.guarantee.diagnostics)
 
 
 def _stopped(step: PrivateStep, start: dict[str, Any], message: str) -> Run:
@@ -137,7 +137,7 @@ def _stopped(step: PrivateStep, start: dict[str, Any], message: str) -> Run:
         np.outer(missing, np.ones(d)),
         stats,
         step.guarantee.settings,
-        step.guarantee.measured,
+        step.guarantee.diagnostics,
         message,
     )
 

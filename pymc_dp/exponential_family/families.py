@@ -25,7 +25,7 @@ Bounds = tuple[ArrayLike, ArrayLike]
 PROBES = 7
 """Number of made-up values that a family is compared with the model at."""
 
-INSTEAD = "Use DPAnchored or DPPenalty, which look at every record."
+INSTEAD = "Use DPSurrogate or DPPenalty, which look at every record."
 
 
 # -- statistics of one value ------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from pymc.model.fgraph import clone_model
 
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.verdict import judge, of_the_prior
+from pymc_dp.anchor.verdict import judge
+from pymc_dp.diagnostics import Diagnostics
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.federated.agreement import Ask, parameters_digest
 from pymc_dp.federated.owners import Owners
@@ -33,23 +34,15 @@ class Surrogate:
     Parameters
     ----------
     anchor : Anchor
-    usable : bool
-        Whether draws say anything that the prior does not; if not, a warning has said why.
-    of_the_prior : tuple of str
-        Parameters of which next to nothing was learnt: their draws are the prior's.
+    diagnostics : Diagnostics
+        What the answers say of themselves; warnings have said it.
     parameters : int
         Which model's parameters these are.
     """
 
     anchor: Anchor
-    usable: bool
-    of_the_prior: tuple[str, ...]
+    diagnostics: Diagnostics
     parameters: int
-
-    @property
-    def tilt(self) -> float:
-        """How far noise has moved the posterior, in its standard deviations per parameter."""
-        return self.anchor.tilt
 
     @property
     def center(self) -> Vector:
@@ -128,16 +121,10 @@ def find_surrogate(
     owners.require("surrogate")
     with np.errstate(all="ignore"):  # of released numbers
         anchor = build_anchor(owners, log_public, parameters.start, on_progress=on_progress)
-    labels = parameters.labels
-    verdict = judge(anchor, labels, parameters.largest, "can still be asked for")
-    for warning in verdict.warnings:
-        _log.warning("%s", warning)
-    return Surrogate(
-        anchor,
-        usable=verdict.usable,
-        of_the_prior=tuple(of_the_prior(anchor, labels)),
-        parameters=parameters_digest(parameters),
-    )
+    diagnostics = judge(anchor, parameters.labels, parameters.largest, "can still be asked for")
+    for note in diagnostics.notes:
+        _log.warning("%s", note.text)
+    return Surrogate(anchor, diagnostics, parameters_digest(parameters))
 
 
 def _unconstrained(model: pm.Model, original: pm.Model) -> list[pt.TensorVariable]:

@@ -53,6 +53,22 @@ class Surrogate:
         spread = np.atleast_2d(np.cov(q.T))
         return float(np.sqrt(max(np.trace(self.root.T @ spread @ self.root), 0.0)))
 
+    def shift_of(self, theta: Vector, q: Vector) -> float:
+        r"""How far noise may have moved the draws' mean: root mean square over parameters, in the draws' sds.
+
+        To first order noise :math:`\xi \cdot q` in a log-density moves a mean by :math:`\operatorname{Cov}(\theta, q)\, \xi`.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (m, d)
+            Draws without noise of their own.
+        q : ndarray, shape (m, r)
+            The basis there.
+        """
+        x = theta - theta.mean(axis=0)
+        moved = x.T @ (q - q.mean(axis=0)) @ self.root / len(x)
+        return float(np.sqrt(np.mean(np.sum(moved**2, axis=1) / np.maximum(x.var(axis=0), 1e-300))))
+
 
 @dataclass(frozen=True)
 class Found:

@@ -61,6 +61,7 @@ class Projection:
 
     image: Image
     A: Vector
+    about = "log_likelihood"
 
     @property
     def dimension(self) -> int:
@@ -91,6 +92,7 @@ class SecondMoments:
 
     of: Projection
     length: float
+    about = "log_likelihood"
     acute = True
 
     @property

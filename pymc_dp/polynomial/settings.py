@@ -152,7 +152,7 @@ class PolynomialSettings:
     """The last draws' leverage over the limit, 99 % point, from which on they lean on the border of what was seen."""
     misfit_warning: float = 0.5
     """Nats that held-out points of the last draws miss, from which on their shape is not the posterior's."""
-    tilt_warning: float = 1.0
+    noise_warning: float = 1.0
     """Nats of noise from which on the draws' spread is mostly that."""
 
 

@@ -21,7 +21,7 @@ from pymc_dp.privacy.events import (
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
 from pymc_dp.privacy.plans import RunPlan
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def describe(event: Event) -> str:
@@ -118,8 +118,8 @@ class Guarantee:
         Names only.
     once : tuple of Event
         Releases before the first iteration, for all chains together.
-    measured : mapping
-        What these releases said, for the record, such as an anchor's tilt. No part of the promise.
+    diagnostics : mapping
+        What these releases said of themselves, for the record. No part of the promise.
     neighbours : str
         Name of the neighbouring relation.
     """
@@ -144,7 +144,7 @@ class Guarantee:
     public_data: tuple[str, ...] = ()
     record_dims: tuple[str, ...] = ()
     once: tuple[Event, ...] = ()
-    measured: Mapping[str, float | str] = field(default_factory=dict)
+    diagnostics: Mapping[str, float | str] = field(default_factory=dict)
     neighbours: str = SUBSTITUTE_ONE.name
 
     @property
@@ -214,7 +214,7 @@ class Guarantee:
     @cached_property
     def fingerprint(self) -> int:
         """A number that tells apart runs that promise different things. Public, like all of this."""
-        promise = {k: v for k, v in asdict(self).items() if k not in ("run_id", "measured")}
+        promise = {k: v for k, v in asdict(self).items() if k not in ("run_id", "diagnostics")}
         digest = hashlib.sha256(json.dumps(promise, sort_keys=True).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 2
 
@@ -289,11 +289,11 @@ class Guarantee:
             "privacy_accountant": accountant_of(self.total),
             "privacy_noise": self.noise_name,
             "privacy_valid": int(self.valid),
-            "privacy_usable": int(self.measured.get("usable", 1)),
+            "privacy_usable": int(self.diagnostics.get("usable", 1)),
             "privacy_events": to_json(self.total),
             "privacy_step": self.step,
             "privacy_settings": json.dumps(dict(self.settings)),
-            "privacy_measured": json.dumps(dict(self.measured)),
+            "privacy_diagnostics": json.dumps(dict(self.diagnostics)),
             "privacy_statement": self.sentence,
             "privacy_variables": json.dumps(self.variables),
             "privacy_statistics": json.dumps(self.statistics),

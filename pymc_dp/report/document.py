@@ -21,7 +21,7 @@ from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.report.wording import account, recognised
 from pymc_dp.results import identify, not_covered, on_still_chains, still_chains
 
-REPORT_SCHEMA_VERSION = 1
+REPORT_SCHEMA_VERSION = 2
 _TITLE = "Privacy report"
 _UNKNOWN = "not known here"
 
@@ -58,8 +58,8 @@ class PrivacyReport(Facts):
         Every noisy number, or group of them, that was computed from the data.
     settings : mapping
         What was set: the algorithm's settings.
-    measured : mapping
-        What was released of the run itself, such as how far its noise may have moved the draws.
+    diagnostics : mapping
+        What the releases said of themselves, such as how far noise may have moved the draws.
     post_processing : bool
         Whether the draws were computed from statistics that are released already.
     software : mapping
@@ -111,7 +111,7 @@ class PrivacyReport(Facts):
         if self.account is not None:
             rows.append(("Account", account(self.account)))
         rows += [("Releases", f"{e.count:,} {describe(e)}") for e in self.releases]
-        for kind, values in (("Setting", self.settings), ("Measured", self.measured)):
+        for kind, values in (("Setting", self.settings), ("Diagnostic", self.diagnostics)):
             rows += [
                 (f"{kind} {name}", f"{value:.6g}" if isinstance(value, float) else str(value))
                 for name, value in values.items()
@@ -162,7 +162,7 @@ class PrivacyReport(Facts):
             "units": self.units,
             "algorithm": self.algorithm,
             "settings": {name: _finite(value) for name, value in self.settings.items()},
-            "measured": {name: _finite(value) for name, value in self.measured.items()},
+            "diagnostics": {name: _finite(value) for name, value in self.diagnostics.items()},
             "post_processing": self.post_processing,
             "noise": self.noise,
             "accountant": self.accountant,
@@ -255,7 +255,7 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
         accountant=str(attrs.get("privacy_accountant", _UNKNOWN)),
         releases=from_json(attrs["privacy_events"]),
         settings=json.loads(attrs.get("privacy_settings", "{}")),
-        measured=json.loads(attrs.get("privacy_measured", "{}")),
+        diagnostics=json.loads(attrs.get("privacy_diagnostics", "{}")),
         post_processing=post_processing,
         software=software,
         sampled=host.get("created_at"),

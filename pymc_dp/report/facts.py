@@ -24,7 +24,7 @@ class Facts:
     accountant: str
     releases: tuple[Event, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    measured: Mapping[str, Any] = field(default_factory=dict)
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
     post_processing: bool = False
     software: Mapping[str, str] = field(default_factory=dict)
     sampled: str | None = None

@@ -5,9 +5,9 @@ from html import escape
 
 from pymc_dp.privacy.guarantee import describe
 from pymc_dp.report.facts import Facts
-from pymc_dp.report.wording import MEANING, covered, how_to_check, in_plain_words, not_covered
+from pymc_dp.report.wording import covered, how_to_check, in_plain_words, meaning, not_covered
 
-_SETTING, _MEASURED = "Setting ", "Measured "
+_SETTING, _MEASURED = "Setting ", "Diagnostic "
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2733; --muted: #5b6876; --page: #ffffff;
         --line: #d5dbe2; --tint: #f3f6f9; --good: #1a7f4b; --bad: #b3261e; }
@@ -97,7 +97,7 @@ def _explained(rows: Sequence[tuple[str, str]], kind: str) -> list[tuple[str, st
     """The rows of one kind, with what their names mean where that has to be said."""
     found = [(label.removeprefix(kind), value) for label, value in rows if label.startswith(kind)]
     return [
-        (name, f"{value} ({MEANING[name]})" if name in MEANING else value) for name, value in found
+        (name, f"{value} ({said})" if (said := meaning(name)) else value) for name, value in found
     ]
 
 

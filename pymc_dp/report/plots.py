@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pymc_dp.compat import groups_of
+from pymc_dp.diagnostics import SPENT_ON
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import Event, Gaussian
@@ -25,7 +26,7 @@ GREY = "0.5"  # legible on light and on dark backgrounds
 def plot_privacy(idata: Any, *, ax: "Axes | None" = None) -> "Axes":
     r"""Where a run's budget went: ε spent in its course, by each chain and by all together; or on what.
 
-    :class:`~pymc_dp.DPAnchored` spends everything before the first draw. Of its runs the picture shows on what, in
+    :class:`~pymc_dp.DPSurrogate` spends everything before the first draw. Of its runs the picture shows on what, in
     percent of :math:`\mu^2`, which adds up.
 
     Parameters
@@ -59,7 +60,7 @@ def plot_privacy(idata: Any, *, ax: "Axes | None" = None) -> "Axes":
         raise PrivacyError(
             f"This run carries no guarantee (noise: {report.noise}), so there is no spending to plot."
         )
-    if spent := _spent_before_the_first(report.measured):
+    if spent := _spent_before_the_first(report.diagnostics):
         return _plot_shares(axes(ax, (7.0, 2.6)), report, spent)
     groups = groups_of(idata)
     posterior, stats = groups["posterior"], groups["sample_stats"]
@@ -95,22 +96,14 @@ def plot_privacy(idata: Any, *, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
-_PARTS = {
-    "sizes": "sizes and counts,\nto choose clipping bounds",
-    "gradients": "gradients:\nwhere the posterior is",
-    "curvature": "second derivatives:\nhow wide it is",
-    "chain": "a chain, where\na normal law is off",
-}
-
-
-def _spent_before_the_first(measured: Mapping[str, Any]) -> dict[str, float]:
+def _spent_before_the_first(diagnostics: Mapping[str, Any]) -> dict[str, float]:
     """Shares by what they were spent on, if a run says so."""
-    keys = {part: f"spent_on_{part}" for part in _PARTS}
-    return {part: float(measured[key]) for part, key in keys.items() if key in measured}
+    keys = {part: f"spent_on_{part}" for part in SPENT_ON}
+    return {part: float(diagnostics[key]) for part, key in keys.items() if key in diagnostics}
 
 
 def _plot_shares(ax: "Axes", report: PrivacyReport, spent: Mapping[str, float]) -> "Axes":
-    shares = {_PARTS[part]: share for part, share in spent.items()}
+    shares = {SPENT_ON[part]: share for part, share in spent.items()}
     left = 1 - sum(shares.values())
     if left > _LEFT:
         shares["not spent:\nthe search was lost"] = left

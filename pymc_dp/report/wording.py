@@ -3,29 +3,24 @@
 import math
 from collections.abc import Mapping
 
+from pymc_dp.diagnostics import meaning_of
 from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, Pure
 from pymc_dp.privacy.guarantee import FALSE_ALARMS, at_most, told_apart
 from pymc_dp.privacy.neighbours import neighbours_named
 from pymc_dp.report.facts import Facts
 
-MEANING = {
+_SETTINGS = {
     "tempering": "factor of the log-likelihood; 1 is the posterior itself",
     "clip": "bound on what one unit can contribute to a release",
-    "tilt": "how far the noise may have moved the draws, in posterior standard deviations",
-    "rounds": "steps of the search for the posterior",
-    "surprise": "disagreement of the looks at the data with each other, beside what noise explains; about 1 or less is fine",
-    "usable": "1 if the draws are of use, as far as the run can tell; 0 if not",
-    "of_the_prior": "parameters of which next to nothing was learnt: their draws are about the prior's",
-    "chain_share": "part of the budget for a chain that mends a normal law",
-    "chain_accepted": "share of its moves that were accepted",
-    "chain_sigma": "noise in the logarithm of its typical acceptance ratio",
-    "chain_clipped": "share of units cut down to their bound in some of its moves; noisy",
-    "chain_clipped_sd": "standard deviation of the noise in it",
-    "looks": "how often the data were looked at, through noise",
     "typical_noise_sd": "noise in the logarithm of a typical acceptance ratio",
     "expected_acceptance": "share of moves that this noise alone would accept",
 }
-"""Settings, and what a run released of itself, for people who have not read the documentation."""
+"""Settings, for people who have not read the documentation."""
+
+
+def meaning(name: str) -> str | None:
+    """What a setting or a diagnostic is, if that takes words."""
+    return _SETTINGS.get(name) or meaning_of(name)
 
 
 def account(state: Mapping[str, float]) -> str:

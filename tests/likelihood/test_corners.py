@@ -62,13 +62,13 @@ def test_a_regression_with_absolute_residuals(quiet):
     assert idata.attrs["privacy_usable"] == 1
     b = idata.posterior["b"].values.reshape(-1, 2)
     sampling = 0.7 / np.sqrt(len(y))  # the standard deviation that the true law has without noise
-    tilt = dp_tilt(idata)
-    assert tilt < 1
-    assert np.abs(b.mean(axis=0) - [1.0, -0.5]).max() < 5 * sampling * np.hypot(1, tilt)
+    shift = shift_of(idata)
+    assert shift < 1
+    assert np.abs(b.mean(axis=0) - [1.0, -0.5]).max() < 5 * sampling * np.hypot(1, shift)
     assert (b.std(axis=0) > 0.7 * sampling).all()
-    assert (b.std(axis=0) < 2 * sampling * np.hypot(1, tilt)).all()
+    assert (b.std(axis=0) < 2 * sampling * np.hypot(1, shift)).all()
 
 
-def dp_tilt(idata):
+def shift_of(idata):
 
-    return json.loads(idata.attrs["privacy_measured"])["tilt"]
+    return json.loads(idata.attrs["privacy_diagnostics"])["privacy_shift"]

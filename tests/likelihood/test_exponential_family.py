@@ -302,7 +302,7 @@ def test_what_is_no_exponential_family_is_refused_by_name(build, found):
     bounds = (-10, 10) if build is regression else (0, 20) if build is baked_offsets else None
     with pytest.raises(UnsupportedModelError, match=found) as refusal:
         made(build, bounds)
-    assert "DPAnchored or DPPenalty" in str(refusal.value)
+    assert "DPSurrogate or DPPenalty" in str(refusal.value)
 
 
 def test_values_computed_in_the_model_are_refused():

@@ -3,6 +3,7 @@
 import logging
 import math
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import cloudpickle
@@ -28,7 +29,6 @@ from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.questions import Gradient, Longer
 from pymc_dp.records.sums import LocalRecords
-from pymc_dp.steps.anchored import DPAnchored
 
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -231,7 +231,7 @@ def test_a_generous_budget_finds_the_mode_and_the_curvature():
     np.testing.assert_allclose(
         np.diag(found.covariance), np.diag(np.linalg.inv(-hessian)), rtol=0.1
     )
-    assert found.tilt < 0.2
+    assert found.privacy_shift < 0.2
 
 
 def test_a_run_spends_its_purse_and_no_more():
@@ -298,7 +298,9 @@ def few_tell(what, n=20_000, seed=11):
 def test_few_records_that_tell_all_are_not_lost(what, epsilon):
     """Where a histogram shows none of them, over many noises: errors in the sds that are claimed."""
     # Compiled as by default: unoptimised Hessians of so many records take minutes on PyMC 5.
-    step = DPAnchored(draws=1, chains=1, epsilon=epsilon, delta=1e-5, model=few_tell(what))
+    step = dp.DPSurrogate(
+        family="normal", draws=1, chains=1, epsilon=epsilon, delta=1e-5, model=few_tell(what)
+    )
     z = step._z
     exact = build_anchor(measured(step._curator._records, 1e-3), step.log_public, np.zeros(4))
     errors = []
@@ -338,8 +340,8 @@ def test_in_pymc(quiet):
     assert idata.attrs["privacy_epsilon"] == 8.0
     assert idata.attrs["privacy_usable"] == 1
     assert float(idata.sample_stats["epsilon_spent"].max()) <= 8.0
-    assert "tilt" in idata.attrs["privacy_measured"]
-    assert "tilt" not in idata.attrs["privacy_settings"]
+    assert "privacy_shift" in idata.attrs["privacy_diagnostics"]
+    assert "privacy_shift" not in idata.attrs["privacy_settings"]
     draws = idata.posterior["mu"].values
     assert draws.shape == (2, 400)
     assert len(np.unique(draws)) > 700
@@ -350,11 +352,11 @@ def test_draws_are_those_of_the_law_and_of_any_sampler():
     for sampler in ("pymc", "nutpie"):
         if sampler == "nutpie":
             pytest.importorskip("nutpie")
-        step = DPAnchored(
-            draws=1000, chains=2, epsilon=3.0, model=logistic(), compile_kwargs=FAST,
+        step = dp.DPSurrogate(
+            family="normal", draws=1000, chains=2, epsilon=3.0, model=logistic(), compile_kwargs=FAST,
             nuts_sampler=sampler, noise_source=InsecureSeededNoise(1),
         )  # fmt: skip
-        r = step.build_anchor().posterior
+        r = step.release().posterior
         sds = np.sqrt(np.diag(r.covariance))
         drawn = step._draws.reshape(-1, 3)
         # Twice what 2,000 independent draws would need, for what they depend on each other.
@@ -368,19 +370,30 @@ def test_a_sampler_that_fails_loses_nothing(error, monkeypatch, caplog):
         raise error("no")
 
     monkeypatch.setattr("pymc_dp.anchor.draws.pm.sample", broken)
-    step = DPAnchored(draws=500, chains=1, epsilon=8.0, model=normal(), compile_kwargs=FAST)
+    step = dp.DPSurrogate(
+        family="normal", draws=500, chains=1, epsilon=8.0, model=normal(), compile_kwargs=FAST
+    )
     with caplog.at_level(logging.WARNING, "pymc.dp"):
-        r = step.build_anchor().posterior
+        r = step.release().posterior
     assert "normal approximation" in caplog.text
     assert abs(step._draws.mean() - r.mean[0]) < 5 * np.sqrt(r.covariance[0, 0] / 500)
 
 
 def test_a_sampler_that_is_not_there_is_refused_before_anything_is_spent(monkeypatch):
     with pytest.raises(dp.PrivacyConfigurationError, match="'pymc', 'nutpie'"):
-        DPAnchored(draws=10, chains=1, epsilon=1.0, model=normal(), nuts_sampler="stan")
+        dp.DPSurrogate(
+            family="normal", draws=10, chains=1, epsilon=1.0, model=normal(), nuts_sampler="stan"
+        )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(dp.PrivacyConfigurationError, match="package blackjax, which is not"):
-        DPAnchored(draws=10, chains=1, epsilon=1.0, model=normal(), nuts_sampler="blackjax")
+        dp.DPSurrogate(
+            family="normal",
+            draws=10,
+            chains=1,
+            epsilon=1.0,
+            model=normal(),
+            nuts_sampler="blackjax",
+        )
 
 
 def test_a_search_in_vain_returns_the_prior_and_gives_back_the_rest(monkeypatch, caplog):
@@ -393,7 +406,8 @@ def test_a_search_in_vain_returns_the_prior_and_gives_back_the_rest(monkeypatch,
 
     monkeypatch.setattr(Search, "step", astray)
     ledger = dp.PrivacyLedger(epsilon=8.0, delta=1e-5)
-    step = DPAnchored(
+    step = dp.DPSurrogate(
+        family="normal",
         draws=2000,
         chains=1,
         epsilon=8.0,
@@ -412,7 +426,7 @@ def test_a_search_in_vain_returns_the_prior_and_gives_back_the_rest(monkeypatch,
     assert len(rounds) == 2
     assert "did not arrive" in caplog.text
     # What is settled is the sum of the shares that were asked for, and no less.
-    shares = sum(v for k, v in step.guarantee.measured.items() if k.startswith("spent_on_"))
+    shares = sum(v for k, v in step.guarantee.diagnostics.items() if k.startswith("spent_on_"))
     assert 0 < shares < 0.5
     assert gaussian_mu(ledger.events()) ** 2 == pytest.approx(shares / step._z**2, rel=1e-6)
     assert 0 < ledger.spent() < 4.0
@@ -429,9 +443,11 @@ def test_noisy_equations_without_a_solution_return_the_prior(part, monkeypatch):
         raise np.linalg.LinAlgError("Singular matrix")
 
     monkeypatch.setattr(f"pymc_dp.anchor.build.{part}", unsolvable)
-    step = DPAnchored(chains=1, draws=5, epsilon=8.0, model=normal(), compile_kwargs=FAST)
-    assert not step.build_anchor().arrived
-    assert step.guarantee.measured["usable"] == 0
+    step = dp.DPSurrogate(
+        family="normal", chains=1, draws=5, epsilon=8.0, model=normal(), compile_kwargs=FAST
+    )
+    assert not step.release().arrived
+    assert step.guarantee.diagnostics["usable"] == 0
 
 
 def test_a_rare_category_is_the_priors_and_the_others_are_not_worse(caplog):
@@ -442,12 +458,12 @@ def test_a_rare_category_is_the_priors_and_the_others_are_not_worse(caplog):
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=3)
         pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y))
-    step = DPAnchored(
-        chains=1, draws=5, epsilon=1.0, model=model, compile_kwargs=FAST,
+    step = dp.DPSurrogate(
+        family="normal", chains=1, draws=5, epsilon=1.0, model=model, compile_kwargs=FAST,
         noise_source=InsecureSeededNoise(2),
     )  # fmt: skip
     with caplog.at_level(logging.WARNING, "pymc.dp"):
-        r = step.build_anchor().posterior
+        r = step.release().posterior
     sds = np.sqrt(np.diag(r.covariance))
     assert "beta[2]" in caplog.text
     assert sds[2] > 0.8
@@ -466,25 +482,25 @@ def test_a_group_of_records_that_stands_out_is_not_clipped_away():
     rates = [y[~x].mean(), y[x].mean()]
     near = [np.log(r / (1 - r)) for r in rates]  # the likelihood's mode; the prior's pull is small
     mode = np.array([near[0], near[1] - near[0]])
-    step = DPAnchored(
-        chains=1, draws=10, epsilon=4.0, model=model, compile_kwargs=FAST,
+    step = dp.DPSurrogate(
+        family="normal", chains=1, draws=10, epsilon=4.0, model=model, compile_kwargs=FAST,
         noise_source=InsecureSeededNoise(3),
     )  # fmt: skip
-    r = step.build_anchor().posterior
+    r = step.release().posterior
     off = r.mean - mode
-    assert np.sqrt(off @ r.precision @ off / 2) < 4 * r.tilt + 0.2
+    assert np.sqrt(off @ r.precision @ off / 2) < 4 * r.privacy_shift + 0.2
 
 
 def test_with_a_private_number_of_units_none_is_told():
-    step = DPAnchored(
-        chains=1, draws=5, epsilon=8.0, delta=1e-5, model=normal(2789), compile_kwargs=FAST,
+    step = dp.DPSurrogate(
+        family="normal", chains=1, draws=5, epsilon=8.0, delta=1e-5, model=normal(2789), compile_kwargs=FAST,
         neighbours="add-or-remove",
     )  # fmt: skip
-    step.build_anchor()
+    step.release()
     told = repr(step.guarantee) + step.guarantee.sentence
     assert "2789" not in told
     assert "2,789" not in told
-    assert step.guarantee.measured["usable"] == 1
+    assert step.guarantee.diagnostics["usable"] == 1
 
 
 @pytest.mark.sweep
@@ -496,13 +512,18 @@ def test_flat_priors_are_found_like_others():
     with pm.Model() as model:
         level, slope = pm.Flat("level"), pm.Flat("slope")
         pm.Normal("y", level + slope * pm.Data("x", x), 1.0, observed=pm.Data("Y", y))
-    step = dp.DPAnchored(
-        epsilon=2.0, draws=100, chains=1, model=model, noise_source=dp.InsecureSeededNoise(3)
+    step = dp.DPSurrogate(
+        family="normal",
+        epsilon=2.0,
+        draws=100,
+        chains=1,
+        model=model,
+        noise_source=dp.InsecureSeededNoise(3),
     )
-    r = step.build_anchor().posterior
+    r = step.release().posterior
     exact = np.linalg.lstsq(np.column_stack([np.ones(n), x]), y, rcond=None)[0]
     off = (r.mean - exact) * math.sqrt(n)  # each sd is 1/√n
-    assert np.linalg.norm(off) < 4 * r.tilt * math.sqrt(2)
+    assert np.linalg.norm(off) < 4 * r.privacy_shift * math.sqrt(2)
 
 
 @pytest.mark.parametrize("errors", ["warn", "raise"])
@@ -514,38 +535,42 @@ def test_a_record_that_overflows_tells_nothing(errors):
         with pm.Model() as model:
             mu, log_sigma = pm.Normal("mu", 0, 10), pm.Normal("log_sigma", 0, 1)
             pm.Normal("y", mu, pm.math.exp(log_sigma), observed=pm.Data("Y", y))
-        step = DPAnchored(
-            chains=1, draws=3, epsilon=200.0, model=model, compile_kwargs=FAST,
+        step = dp.DPSurrogate(
+            family="normal", chains=1, draws=3, epsilon=200.0, model=model, compile_kwargs=FAST,
             noise_source=InsecureSeededNoise(0),
         )  # fmt: skip
         with np.errstate(over=errors, invalid=errors, divide=errors), warnings.catch_warnings():
             warnings.filterwarnings("error", category=RuntimeWarning)
             state = np.geterr()
-            step.build_anchor()
+            step.release()
             assert np.geterr() == state
 
 
 def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
-    step = DPAnchored(chains=1, draws=5, epsilon=5.0, model=normal(), compile_kwargs=FAST)
+    step = dp.DPSurrogate(
+        family="normal", chains=1, draws=5, epsilon=5.0, model=normal(), compile_kwargs=FAST
+    )
     monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     monkeypatch.setattr("os.getpid", lambda: -1)
-    with pytest.raises(dp.PrivacyConfigurationError, match="build_anchor"):
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"step\.release"):
         step._begin(np.random.default_rng(0))
     assert step.ledger.spent() == 0
 
 
 @pytest.mark.process
 def test_pymcs_own_entry_takes_processes_once_the_anchor_is_there(quiet):
-    step = DPAnchored(draws=10, chains=2, epsilon=8.0, model=normal(), compile_kwargs=FAST)
+    step = dp.DPSurrogate(
+        family="normal", draws=10, chains=2, epsilon=8.0, model=normal(), compile_kwargs=FAST
+    )
     host = {**quiet, "cores": 2, "mp_ctx": "fork"}
-    with pytest.raises(dp.PrivacyConfigurationError, match="build_anchor"):
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"step\.release"):
         pm.sample(10, tune=0, chains=2, step=step, model=step.model, **host)
     assert step.ledger.spent() == 0
-    step.build_anchor()
+    step.release()
     raw = pm.sample(10, tune=0, chains=2, step=step, model=step.model, **host)
     released = dp.release(raw)
     assert released.attrs["privacy_epsilon"] == 8.0
-    assert "tilt" in released.attrs["privacy_measured"]
+    assert "privacy_shift" in released.attrs["privacy_diagnostics"]
     draws = released.posterior["mu"].values
     np.testing.assert_array_equal(np.sort(draws, axis=0), np.sort(step._draws[:, :, 0], axis=0))
 
@@ -556,23 +581,23 @@ def test_another_process_releases_with_a_step_built_again(tmp_path):
 
     settings = {"chains": 1, "draws": 20, "epsilon": 5.0, "compile_kwargs": FAST}
     model = normal()
-    step = DPAnchored(model=model, **settings)
+    step = dp.DPSurrogate(family="normal", model=model, **settings)
     raw = pm.sample(
         20, tune=0, chains=1, cores=1, step=step, model=model, progressbar=False,
         compute_convergence_checks=False,
     )  # fmt: skip
     run._guarantees.pop(step.run_id)
-    again = DPAnchored(model=model, **settings)
+    again = dp.DPSurrogate(family="normal", model=model, **settings)
     assert dp.release(raw, step=again).attrs["privacy_epsilon"] == 5.0
 
 
 def test_private_terms_do_not_travel():
     """What a step keeps of its records, besides the model's own data, is left out of pickles."""
-    step = DPAnchored(
-        draws=5, chains=1, epsilon=50.0, model=normal(), compile_kwargs=FAST,
+    step = dp.DPSurrogate(
+        family="normal", draws=5, chains=1, epsilon=50.0, model=normal(), compile_kwargs=FAST,
         noise_source=InsecureSeededNoise(1),
     )  # fmt: skip
-    step.build_anchor()
+    step.release()
     (hessians,) = step._curator._records._latest[1]
     assert hessians.tobytes() in cloudpickle.dumps(hessians)
     assert hessians.tobytes() not in cloudpickle.dumps(step)
@@ -583,7 +608,7 @@ def test_more_parameters_than_the_page_says_are_refused():
         b = pm.Normal("b", 0, 1, shape=91)
         pm.Normal("y", b.sum(), 1, observed=pm.Data("Y", [0.0, 1.0, 2.0]))
     with pytest.raises(dp.UnsupportedModelError, match="91 parameters"):
-        dp.DPAnchored(chains=1, draws=5, epsilon=1.0, model=too_many)
+        dp.DPSurrogate(family="normal", chains=1, draws=5, epsilon=1.0, model=too_many)
 
 
 def test_where_the_prior_puts_nothing_is_told(quiet, caplog):
@@ -596,7 +621,7 @@ def test_where_the_prior_puts_nothing_is_told(quiet, caplog):
         idata = dp.sample(
             model=model,
             draws=50,
-            step=dp.DPAnchored,
+            step=partial(dp.DPSurrogate, family="normal"),
             epsilon=4.0,
             chains=1,
             **quiet,

@@ -24,8 +24,7 @@ from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.grouped import Frame, GroupGradient, GroupHessian
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
-from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.grouped import draw_groups, has_groups, law_model
+from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups, law_model
 
 FAST = {"mode": "FAST_COMPILE"}
 N, M, P = 120, 7, 2
@@ -406,7 +405,7 @@ def released(centred):
     k, X, y, alpha = grouped()
     model = grouped_model(k, X, y, centred=centred)
     with model:
-        step = DPAnchored(
+        step = dp.DPSurrogate(
             draws=300, chains=2, epsilon=8.0, compile_kwargs=FAST,
             noise_source=InsecureSeededNoise(3),
         )  # fmt: skip
@@ -427,11 +426,11 @@ def test_if_nuts_fails_draws_are_about_the_laws_mode(monkeypatch):
     monkeypatch.setattr("pymc_dp.anchor.draws.pm.sample", broken)
     k, X, y, _ = grouped()
     with grouped_model(k, X, y, centred=True):
-        failed = DPAnchored(
+        failed = dp.DPSurrogate(
             draws=300, chains=2, epsilon=8.0, compile_kwargs=FAST,
             noise_source=InsecureSeededNoise(3),
         )  # fmt: skip
-    failed.build_anchor()
+    failed.release()
     ours, theirs = (one._draws.reshape(-1, one.compiled.d) for one in (failed, step))
     # The same law: of any parameter's sd a half is more than skewness and 600 draws explain.
     assert np.max(np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) / theirs.std(axis=0)) < 0.5
@@ -448,8 +447,8 @@ def test_a_run_finds_groups_and_hyperparameters(centred):
     assert np.corrcoef(posterior["alpha"].mean(0), alpha)[0, 1] > 0.9
     assert (np.abs(posterior["beta"].mean(0) - [0.5, -0.4]) < 4 * posterior["beta"].std(0)).all()
     assert abs(posterior["tau"].mean() - 0.6) < 4 * posterior["tau"].std()
-    assert 0 < step.guarantee.measured["tilt_groups_0"] < 3
-    assert step.guarantee.measured["groups_0"] == 40
+    assert 0 < step.guarantee.diagnostics["groups_0_privacy_shift"] < 3
+    assert step.guarantee.diagnostics["groups_0_number"] == 40
 
 
 def test_the_way_the_model_is_written_does_not_matter():
@@ -476,9 +475,9 @@ def test_without_noise_the_law_is_the_posterior():
     z = 1e-4
     purse = Purse(Permit(0, 0, (Gaussian(z),)), z)
     measure = PaidMeasurements(Curator(LocalRecords(compiled_, local=True), noise), purse)
-    found = draw_groups(
-        measure, law_model(compiled_), tempering=1.0, draws=400, chains=1, nuts_sampler="pymc"
-    )
+    family = HierarchicalFamily(compiled_, 1.0, "pymc")
+    family.compile()
+    found = family.draw(measure, draws=400, chains=1)
     with model:
         exact = pm.sample(400, tune=400, chains=1, cores=1, progressbar=False, random_seed=1)
     points = [compiled_.parameters.point(theta) for theta in found.draws[0]]
@@ -539,9 +538,9 @@ def test_questions_are_functions_of_releases_only(monkeypatch):
         purse = Purse(Permit(0, 0, (Gaussian(0.5),)), 0.5)
         records = LocalRecords(compiled_, local=True)
         measure = Recorded(PaidMeasurements(Curator(records, InsecureSeededNoise(2)), purse), play)
-        found = draw_groups(
-            measure, law_model(compiled_), tempering=1.0, draws=20, chains=1, nuts_sampler="pymc"
-        )
+        family = HierarchicalFamily(compiled_, 1.0, "pymc")
+        family.compile()
+        found = family.draw(measure, draws=20, chains=1)
         draws.append(found.draws)
         asked.append(len(measure.tape))
     assert asked[0] == asked[1] > 20
@@ -551,13 +550,13 @@ def test_questions_are_functions_of_releases_only(monkeypatch):
 def test_next_to_nothing_learnt_is_said(caplog):
     k, X, y, _ = grouped(n=400)
     with grouped_model(k, X, y):
-        step = DPAnchored(
+        step = dp.DPSurrogate(
             draws=10, chains=1, epsilon=0.05, compile_kwargs=FAST,
             noise_source=InsecureSeededNoise(4),
         )  # fmt: skip
     with caplog.at_level("WARNING", logger="pymc.dp"):
-        step.build_anchor()
-    assert step.guarantee.measured["usable"] == 1
+        step.release()
+    assert step.guarantee.diagnostics["usable"] == 1
     assert "next to nothing was learnt" in caplog.text
     assert "alpha" in caplog.text
 
@@ -565,16 +564,16 @@ def test_next_to_nothing_learnt_is_said(caplog):
 def test_a_look_that_leads_nowhere_returns_the_prior(monkeypatch, caplog):
     k, X, y, _ = grouped(n=400)
     with grouped_model(k, X, y):
-        step = DPAnchored(draws=10, chains=1, epsilon=1.0, compile_kwargs=FAST)
+        step = dp.DPSurrogate(draws=10, chains=1, epsilon=1.0, compile_kwargs=FAST)
 
     def lost(self, information):
         raise SearchLost("look 1 led nowhere")
 
     monkeypatch.setattr(groups._Run, "_think", lost)
     with caplog.at_level("WARNING", logger="pymc.dp"):
-        step.build_anchor()
+        step.release()
     assert "look 1 led nowhere" in caplog.text
-    assert step.guarantee.measured["usable"] == 0
+    assert step.guarantee.diagnostics["usable"] == 0
 
 
 def test_an_index_that_is_written_twice_is_one_table():

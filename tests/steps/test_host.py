@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+from functools import partial
 
 import cloudpickle
 import numpy as np
@@ -402,7 +403,7 @@ def test_reading_an_attribute_spends_nothing(compiled):
     ledger = dp.PrivacyLedger(epsilon=9.0, delta=1e-5)
     steps = [
         kind(epsilon=1.0, delta=1e-5, draws=10, chains=2, ledger=ledger, model=model)
-        for kind in (dp.DPPenalty, dp.DPAnchored, dp.DPHMC)
+        for kind in (dp.DPPenalty, partial(dp.DPSurrogate, family="normal"), dp.DPHMC)
     ]
 
     def init_traces(step, tune=0, expected_length=10, chains=2, cores=1, trace_vars=None):
@@ -447,6 +448,10 @@ def test_a_coupled_model_is_refused_by_a_step(fast):
     with pm.Model() as model:
         x = pm.Data("x", np.random.default_rng(0).normal(size=50))
         pm.Normal("y", pm.Normal("b") * (x - x.mean()), 1, observed=np.zeros(50))
-    for kind in (dp.DPPenalty, dp.DPAnchored, dp.DPPolynomial):
+    for kind in (
+        dp.DPPenalty,
+        partial(dp.DPSurrogate, family="normal"),
+        partial(dp.DPSurrogate, family="polynomial"),
+    ):
         with pytest.raises(dp.UnsupportedModelError, match="depends on other records"):
             kind(epsilon=1.0, chains=1, draws=5, model=model, **fast)

@@ -1,5 +1,7 @@
 """Hyperparameters that no record tells of: a law of what the likelihood reads, and the prior of all."""
 
+from functools import partial
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -11,7 +13,6 @@ from pymc_dp.compat import groups_of
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.records.questions import Gradient, Hessian, Longer
 from pymc_dp.records.sums import LocalRecords
-from pymc_dp.steps.anchored import DPAnchored
 
 FAST = {"mode": "FAST_COMPILE"}
 GROUPS = 8
@@ -71,7 +72,7 @@ def test_terms_are_those_of_the_entries_that_are_read(question):
 def test_draws_of_a_centred_hierarchy_are_the_exact_posterior_without_noise():
     model = centred()
     idata = dp.sample(1500, chains=2, epsilon=1e6, model=model, cores=1, progressbar=False,
-                      step=DPAnchored, noise_source=InsecureSeededNoise(1))  # fmt: skip
+                      step=partial(dp.DPSurrogate, family="normal"), noise_source=InsecureSeededNoise(1))  # fmt: skip
     with model:
         exact = pm.sample(1500, chains=2, cores=1, random_seed=1, progressbar=False,
                           compute_convergence_checks=False)  # fmt: skip
@@ -88,7 +89,7 @@ def test_draws_of_a_centred_hierarchy_are_the_exact_posterior_without_noise():
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_search_does_not_fall_down_the_funnel(seed):
     idata = dp.sample(300, chains=2, epsilon=1.0, model=centred(seed=seed), cores=1, progressbar=False,
-                      step=DPAnchored, noise_source=InsecureSeededNoise(seed))  # fmt: skip
+                      step=partial(dp.DPSurrogate, family="normal"), noise_source=InsecureSeededNoise(seed))  # fmt: skip
     assert idata.attrs["privacy_usable"] == 1
     levels = groups_of(idata)["posterior"]["u"].values.reshape(600, -1)
     truth = np.random.default_rng(seed)

@@ -1,0 +1,43 @@
+"""What :class:`~pymc_dp.DPSurrogate` needs of a family of surrogates."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from pymc_dp.diagnostics import Diagnostics
+from pymc_dp.linalg import Vector
+from pymc_dp.progress import tell
+from pymc_dp.records.measurements import Measurements
+
+
+class Drawn(NamedTuple):
+    """Draws of what was released, and what there is to say of it. Nothing in it is private.
+
+    Parameters
+    ----------
+    draws : ndarray, shape (chains, draws, d)
+        Of θ.
+    diagnostics : Diagnostics
+    """
+
+    draws: Vector
+    diagnostics: Diagnostics
+
+
+class Family(Protocol):
+    """One way to put a surrogate in the likelihood's place: built for a model, used once."""
+
+    surrogate: Any
+    """What was found; None before."""
+    finish: Callable[[], Drawn] | None
+    """Draws at once of what is known, once that is complete: for who interrupts then."""
+
+    def compile(self) -> None:
+        """Whatever is still to be compiled, while nothing is spent."""
+
+    def draw(self, measure: Measurements, draws: int, chains: int) -> Drawn:
+        """Release what can be had for `measure`, and draw from it: an interrupt does not lose what is known."""
+
+
+def say(what: str) -> None:
+    """Tell the person who waits; public text only."""
+    tell(f"Surrogate: {what}")

@@ -1,0 +1,161 @@
+"""The hierarchical surrogate: a normal law of shared parameters and of many groups' effects, times the exact prior."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from pymc_dp.anchor.group_draws import LawModel
+from pymc_dp.anchor.group_looks import Shape
+from pymc_dp.anchor.groups import GroupPosterior, SearchLost, look_at_groups
+from pymc_dp.diagnostics import Diagnostics, GroupDiagnostics, Note
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.records.measurements import Measurements
+from pymc_dp.steps.family import Drawn, say
+
+GROUPS_FROM = 30
+"""Parameters from which on a model with groups is looked at as one. With fewer, Hessians in all of them are
+cheap, and nothing need be assumed of groups."""
+MOST_COMMON = 60
+"""Parameters that all records share, at most: their Hessian is as for a model without groups."""
+_SEED = 1
+"""Of the draws: they are computed from released numbers, and anybody may do it again."""
+_PRIOR = 0.8
+"""Of a group's prior variance, this much is left of one of which nothing was learnt."""
+
+
+def has_groups(compiled: CompiledModel) -> bool:
+    """Whether a model is one of many groups, of which every record is in one or in one of each kind.
+
+    Decided by the graph alone, before anything is spent.
+    """
+    if compiled.d <= GROUPS_FROM or compiled.cut is None:
+        return False
+    cut = compiled.cut
+    in_groups = sum(groups * columns for groups, columns in cut.shapes)
+    return cut.p <= MOST_COMMON and in_groups > cut.p
+
+
+def law_model(compiled: CompiledModel) -> LawModel:
+    """The law's density of a model that :func:`has_groups`; compiles, and reads no records."""
+    cut = compiled.cut
+    if cut is None:
+        raise RuntimeError("The model has no groups.")
+    return LawModel(
+        compiled.parameters,
+        cut.graph.theta,
+        cut.psi,
+        [table.sources for table in cut.tables],
+        Shape(cut.p, tuple(cut.shapes)),
+    )
+
+
+class HierarchicalFamily:
+    """A normal law whose information is sparse: parameters that all records share, and groups' effects.
+
+    Parameters
+    ----------
+    compiled : CompiledModel
+        For which :func:`has_groups`.
+    tempering : float
+        T.
+    nuts_sampler : str
+        Who draws from law times prior.
+    """
+
+    def __init__(self, compiled: CompiledModel, tempering: float, nuts_sampler: str):
+        self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler
+        self.surrogate: GroupPosterior | None = None
+        self.finish: Callable[[], Drawn] | None = None
+
+    def compile(self) -> None:
+        """See :class:`~pymc_dp.steps.family.Family`."""
+        self._law = law_model(self._compiled)
+
+    def draw(self, measure: Measurements, draws: int, chains: int) -> Drawn:
+        """See :class:`~pymc_dp.steps.family.Family`. Where the search is lost, the draws are the prior's."""
+        law = self._law
+        try:
+            self.surrogate = look_at_groups(measure, law, self._tempering, say)
+            diagnostics = _judged(self.surrogate, law)
+        # Of released numbers: ValueError is NumPy's LinAlgError too.
+        except (SearchLost, OverflowError, ValueError) as lost:
+            law.reset()
+            self.surrogate = None
+            diagnostics = _lost(lost)
+        say("drawing from what was released")
+        drawn = law.sample(draws, chains, _SEED, nuts_sampler=self._nuts_sampler)
+        return Drawn(drawn, diagnostics)
+
+
+def _lost(why: Exception) -> Diagnostics:
+    said = f": {why}" if isinstance(why, SearchLost) else ""
+    text = (
+        f"The private search for groups did not arrive{said}. The draws are the prior's, and what was not spent "
+        "is not charged. It takes more records, a larger `epsilon`, or priors that say more."
+    )
+    return Diagnostics(family="hierarchical", prior_dominated=("all",), notes=(Note("lost", text),))
+
+
+def _judged(found: GroupPosterior, law: LawModel) -> Diagnostics:
+    """Shifts of groups, from the least to the most disturbed quarter, and of what all records share."""
+    common, *tables = law.shape.parts(found.privacy_shifts)
+    groups = []
+    informations = law.shape.parts(found.law.J.diagonal)[1:]
+    for table, information in zip(tables, informations, strict=True):
+        by_size = table[np.argsort(information[:, 0])]
+        quarter = max(len(table) // 4, 1)
+        groups.append(
+            GroupDiagnostics(
+                number=len(table),
+                privacy_shift=float(np.median(table)),
+                privacy_shift_largest=float(np.median(by_size[-quarter:])),
+                privacy_shift_smallest=float(np.median(by_size[:quarter])),
+            )
+        )
+    return Diagnostics(
+        usable=True,
+        family="hierarchical",
+        privacy_shift=math.sqrt(float(np.mean(common**2))) if len(common) else None,
+        queries=found.looks,
+        groups=tuple(groups),
+        notes=tuple(_notes(found, law)),
+    )
+
+
+def _notes(found: GroupPosterior, law: LawModel) -> list[Note]:
+    notes = []
+    kept = 1 / (1 + found.law.K.diagonal * found.mode.prior_sds**2)
+    for k, (table, names) in enumerate(
+        zip(law.shape.parts(kept)[1:], law.table_names, strict=True)
+    ):
+        unknown = int((table > _PRIOR).all(axis=1).sum())
+        if unknown:
+            notes.append(
+                Note(
+                    "prior_dominated",
+                    f"Of {unknown} of the {len(table)} groups of {names or f'table {k}'} next to nothing was learnt: their "
+                    "draws are what the other groups say of any group. A larger `epsilon`, or more records in "
+                    "each, would help.",
+                )
+            )
+    unknown = int((law.shape.parts(kept)[0] > _PRIOR).sum())
+    if unknown:
+        notes.append(
+            Note(
+                "prior_dominated",
+                f"Of {unknown} of the {law.shape.p} numbers that all records share next to nothing was learnt: their draws are "
+                "the prior's. A larger `epsilon`, or more records, would help.",
+            )
+        )
+    common = law.shape.parts(found.privacy_shifts)[0]
+    if len(common) and float(np.mean(common**2)) > 1:
+        notes.append(
+            Note(
+                "privacy_shift",
+                f"Privacy noise moves the parameters that all records share by "
+                f"{math.sqrt(float(np.mean(common**2))):.1f} posterior standard deviations: their intervals are mostly "
+                "privacy noise. A larger `epsilon`, or more records, would help.",
+            )
+        )
+    return notes

@@ -1,0 +1,141 @@
+"""The normal surrogate: a noise-aware Laplace approximation of the likelihood, times the exact prior."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.anchor.build import build_anchor
+from pymc_dp.anchor.draws import draw, draw_normal
+from pymc_dp.anchor.law import Posterior
+from pymc_dp.anchor.model import Anchor
+from pymc_dp.anchor.part import read_part
+from pymc_dp.anchor.verdict import judge
+from pymc_dp.diagnostics import Diagnostics, Note
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.corners import CORNERS, ScoreProducts
+from pymc_dp.likelihood.prior import LogPrior
+from pymc_dp.polynomial.switch import curvature
+from pymc_dp.records.measurements import Measurements
+from pymc_dp.steps.family import Drawn, say
+from pymc_dp.steps.polynomial import PolynomialFamily
+
+MOST_CURVED = 3
+"""Parameters up to which a polynomial is better than a normal law where that is off."""
+_ENOUGH = 0.5
+"""Share of the budget that must be left for a polynomial to be thought of."""
+_PATIENCE = 15
+"""Queries of a search: towards a mode that is about normal it takes three to seven, along a bent valley a hundred."""
+
+_CUT_SHORT = Note(
+    "interrupted",
+    "The draws are of the posterior's normal approximation, as the run was interrupted.",
+)
+_SCORES = Note("model", CORNERS)
+
+
+class NormalFamily:
+    """A normal law of the likelihood, in the parameters that it reads.
+
+    Parameters
+    ----------
+    compiled : CompiledModel
+    tempering : float
+        T.
+    nuts_sampler : str
+        Who draws from law times prior.
+    """
+
+    def __init__(self, compiled: CompiledModel, tempering: float, nuts_sampler: str):
+        self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler
+        self.surrogate: Any = None
+        self.finish: Callable[[], Drawn] | None = None
+
+    def compile(self) -> None:
+        """See :class:`~pymc_dp.steps.family.Family`."""
+        self._part = read_part(self._compiled)
+
+    def draw(self, measure: Measurements, draws: int, chains: int) -> Drawn:
+        """See :class:`~pymc_dp.steps.family.Family`."""
+        return self.fitted(measure, draws, chains)
+
+    def fitted(
+        self,
+        measure: Measurements,
+        draws: int,
+        chains: int,
+        watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
+    ) -> Drawn:
+        """Draws of the law that all of the budget buys, while `watch` looks on; it may raise."""
+        compiled, part = self._compiled, self._part
+        if part is None:
+            parameters = compiled.parameters
+            prior: LogPrior = compiled.log_public
+            start = parameters.start
+            labels, largest = parameters.labels, parameters.largest
+        else:
+            measure, prior, start = part.measurements(measure), part.prior, part.start[part.read]
+            labels, largest = part.labels, part.largest
+        found = build_anchor(
+            measure, prior, start, tempering=self._tempering, watch=watch, on_progress=say
+        )
+        self.surrogate = anchor = found if part is None else part.whole(found)
+        diagnostics = judge(found, labels, largest)
+        if isinstance(compiled.hessians, ScoreProducts):
+            diagnostics = replace(diagnostics, notes=(*diagnostics.notes, _SCORES))
+        self.finish = partial(_normal_draws, anchor, diagnostics, draws, chains)
+        say("compiling what was released, and drawing from it: no data are read any more")
+        drawn = draw(anchor, compiled.log_public, draws, chains, self._nuts_sampler)
+        return Drawn(drawn, diagnostics)
+
+
+def _normal_draws(anchor: Anchor, known: Diagnostics, draws: int, chains: int) -> Drawn:
+    drawn = draw_normal(anchor.posterior, draws, chains)
+    return Drawn(drawn, replace(known, notes=(*known.notes, _CUT_SHORT)))
+
+
+class _Curved(Exception):
+    """A normal law will not do. A function of releases."""
+
+
+class AutomaticFamily(NormalFamily):
+    """A normal law, or a polynomial where a released number says that a normal law will not do.
+
+    Once the search has arrived, one query of the polynomial's kind says how far the log-likelihood is from quadratic
+    (:func:`~pymc_dp.polynomial.switch.curvature`). If that stands out of its noise, the rest of the budget goes to a
+    polynomial. A search that does not arrive soon is taken for one along a curve, too.
+    """
+
+    def compile(self) -> None:
+        """See :class:`~pymc_dp.steps.family.Family`."""
+        super().compile()
+        self._polynomial = PolynomialFamily(self._compiled, self._tempering)
+        self._polynomial.compile()
+
+    def draw(self, measure: Measurements, draws: int, chains: int) -> Drawn:
+        """See :class:`~pymc_dp.steps.family.Family`."""
+        nats: float | None = None
+
+        def watch(rounds: int, posterior: Posterior | None) -> None:
+            nonlocal nats
+            if self._part is not None or measure.spent > 1 - _ENOUGH:
+                return
+            if posterior is None:
+                if rounds >= _PATIENCE:
+                    raise _Curved
+                return
+            known = posterior.covariance, np.asarray(np.linalg.inv(posterior.exact))
+            log_prior = self._compiled.log_public.many
+            seen = curvature(measure, log_prior, posterior.mean, known, self._tempering)
+            nats = seen.nats
+            if seen.is_seen:
+                raise _Curved
+
+        try:
+            drawn = self.fitted(measure, draws, chains, watch)
+        except _Curved:
+            drawn = self._polynomial.draw(measure, draws, chains)
+            self.surrogate = self._polynomial.surrogate
+        return drawn._replace(diagnostics=replace(drawn.diagnostics, curvature=nats))

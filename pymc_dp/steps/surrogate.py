@@ -1,0 +1,274 @@
+r"""DP surrogate: what stands for the likelihood is released once, and draws of it with the exact prior cost nothing.
+
+The whole budget is one Gaussian release, spent in parts (:class:`~pymc_dp.privacy.purse.Purse`): queries on the way to
+where the posterior is, and there. What they say together, with the noise that is in it, is a surrogate of the
+likelihood; that times the exact prior is the posterior given all that was released (noise-aware inference: Bernstein
+and Sheldon, 2018; Alrawajfeh, Jälkö and Honkela, 2024). Draws of it are made before the first chain starts, and handed out.
+"""
+
+import logging
+import math
+import multiprocessing
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Literal, NoReturn, Unpack, get_args
+
+import numpy as np
+
+from pymc_dp.anchor.draws import sampler_at_hand
+from pymc_dp.checks import fraction
+from pymc_dp.compat import SamplerCall
+from pymc_dp.diagnostics import Diagnostics
+from pymc_dp.exceptions import (
+    LedgerError,
+    NoSurrogateError,
+    PrivacyConfigurationError,
+    UnsupportedModelError,
+)
+from pymc_dp.interrupts import deferred
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.clipping import MAX_DIMENSION
+from pymc_dp.privacy.events import Event, Gaussian
+from pymc_dp.privacy.guarantee import at_most
+from pymc_dp.privacy.plans import Permit
+from pymc_dp.privacy.purse import LEAST_SHARE, Purse
+from pymc_dp.progress import doing
+from pymc_dp.records.measurements import PaidMeasurements
+from pymc_dp.records.shards import Shards
+from pymc_dp.steps.family import Drawn, Family
+from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups
+from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
+from pymc_dp.steps.polynomial import PolynomialFamily
+from pymc_dp.steps.run import RunSettings, remember
+
+_log = logging.getLogger("pymc.dp")
+
+_ROUNDING = 1e-6
+"""Of shares that are added up to the whole budget."""
+
+FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
+
+
+class DPSurrogate(PrivateStep):
+    r"""Differentially private sampling by a released surrogate of the likelihood, and the exact prior.
+
+    No setting but the budget is needed. For smooth posteriors of one mode and up to some ninety parameters, of
+    hierarchical models with many groups, and of any smooth shape up to three parameters.
+
+    Parameters
+    ----------
+    vars : list, optional
+        All free variables, if given: a private step shares its chain with no other.
+    family : {"auto", "normal", "hierarchical", "polynomial"}
+        What stands for the likelihood. ``"normal"``: a normal law with a dense information matrix (a noise-aware Laplace
+        approximation). ``"hierarchical"``: one whose information is sparse, for models of many groups.
+        ``"polynomial"``: for curved posteriors, of a few parameters. ``"auto"``: hierarchical where the model has many
+        groups; up to three parameters normal or polynomial, as a released number says; else normal.
+    tempering, shards
+        As in :class:`~pymc_dp.DPPenalty`.
+    nuts_sampler : str
+        Who draws from a normal or hierarchical surrogate: as for ``pm.sample``; it must be installed.
+    draws, tune, chains, epsilon, delta, **run
+        As in :class:`~pymc_dp.steps.run.RunSettings`. The cost does not depend on how many draws there are.
+        Nothing is tuned, but tuning draws are dropped.
+
+    Attributes
+    ----------
+    surrogate
+        What was released; None before, and where nothing could be made of it.
+    diagnostics : Diagnostics
+        What the releases say of themselves; None before.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be sampled privately as it stands, has too many parameters, or not the shape that the
+        family is for; ``NoSurrogateError`` if its likelihood cannot be differentiated, so that other steps can sample it and
+        this cannot.
+    PrivacyConfigurationError
+        If a setting is out of its range.
+
+    Notes
+    -----
+    **Releases**, all before the first chain, one Gaussian event together: normal, those of
+    :func:`~pymc_dp.anchor.build.build_anchor`; hierarchical, of :func:`~pymc_dp.anchor.groups.look_at_groups`; polynomial,
+    of :func:`~pymc_dp.polynomial.build.build_surrogate` and :func:`~pymc_dp.polynomial.looks.check`; auto, up to three
+    parameters, :func:`~pymc_dp.polynomial.switch.curvature` besides, and which of the two it is is decided by releases that
+    are paid for. **Guarantee**: :math:`\mu = 1/z` in :func:`~pymc_dp.privacy.accounting.gaussian_delta`.
+
+    A run that has spent always returns its draws. If they are of no use, ``privacy_usable`` is 0 in the result's
+    attributes, a warning says why, and what was not spent is not charged.
+
+    What noise has done to the surrogate is part of the draws' spread. ``privacy_shift``, in the metadata, says how
+    far it may have moved them, in posterior standard deviations. R-hat cannot see it: all chains share the surrogate.
+    """
+
+    name = "dp_surrogate"
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None = None,
+        *,
+        family: FamilyName = "auto",
+        tempering: float = 1.0,
+        shards: Shards | None = None,
+        nuts_sampler: str = "pymc",
+        **run: Unpack[RunSettings],
+    ):
+        if family not in get_args(FamilyName):
+            raise PrivacyConfigurationError(
+                f"`family` must be one of {', '.join(map(repr, get_args(FamilyName)))}. Found {family!r}."
+            )
+        self._tempering = fraction("tempering", tempering, one_allowed=True)
+        self._nuts_sampler = sampler_at_hand(nuts_sampler)
+        super().__init__(vars, instead={}, shards=shards, **run)
+        self._family = self._family_of(family)
+        # A hair more noise than one release of the budget needs, for the rounding of its division.
+        self._z = self.run.multiplier_of_one() * (1 + 2.0**-40)
+        settings: dict[str, float | str] = {"tempering": self._tempering, "family": family}
+        self.pays(once=(Gaussian(self._z),), settings=settings)
+        self.diagnostics: Diagnostics | None = None
+        self._draws: Any = None
+        self._built_in = os.getpid()
+        if isinstance(self._family, PolynomialFamily):
+            self._curator = self.curator()
+            return
+        _ = self.compiled.likelihood  # what it lacks, other samplers miss too
+        local = isinstance(self._family, HierarchicalFamily)
+        try:
+            self._curator = self.curator(derivatives=0 if local else 2, local=local)
+        except UnsupportedModelError as error:
+            raise NoSurrogateError(f"DPSurrogate cannot be used: {error}") from None
+
+    def _family_of(self, name: FamilyName) -> Family:
+        """What `family` means for this model: decided by the graph alone."""
+        compiled, d = self.compiled, self.compiled.d
+        if name == "polynomial":
+            return PolynomialFamily(compiled, self._tempering)
+        settings = compiled, self._tempering, self._nuts_sampler
+        if name == "hierarchical" or (name == "auto" and has_groups(compiled)):
+            if not has_groups(compiled):
+                raise UnsupportedModelError(
+                    '`family="hierarchical"` is for models of more than thirty parameters, most of them effects of groups '
+                    "that the likelihood reads as `a[group]`, and this is not one. Leave `family` out."
+                )
+            return HierarchicalFamily(*settings)
+        if d * (d + 1) // 2 > MAX_DIMENSION:
+            raise UnsupportedModelError(
+                f"A normal surrogate needs the Hessian in all {d} parameters, and these are too many for it. If they are of "
+                "groups, write `pm.Normal('a', mu, tau, dims='group')`, read as `a[group]`, one array for each effect; if "
+                "there is one for each person, see `pymc_dp.integrate_out`. `step=pymc_dp.DPHMC` takes any number of them, "
+                "but needs very many records for each."
+            )
+        if name == "auto" and d <= MOST_CURVED:
+            return AutomaticFamily(*settings)
+        return NormalFamily(*settings)
+
+    @property
+    def surrogate(self) -> Any:
+        """What was released; None before."""
+        return self._family.surrogate
+
+    def release(self) -> Any:
+        """Release the surrogate, once, and draw from it; all chains of the run share it.
+
+        Returns
+        -------
+        Any
+            :attr:`surrogate`.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If the run does not fit the ledger.
+        """
+        self._release_once()
+        return self.surrogate
+
+    def _release_once(self) -> None:
+        """Spend the budget, unless that is done; all chains of the run share what it buys."""
+        if self._draws is not None:
+            return
+        self._family.compile()
+        purse = self._charged()
+        measure = PaidMeasurements(self._curator, purse)
+        try:
+            # Floating point errors, if a user has them raised, would tell of records, or lose the run.
+            with np.errstate(all="ignore"), doing("Surrogate"):
+                found = self._family.draw(measure, self.iterations, self.run.chains)
+        except BaseException as failure:
+            if self._family.finish is None or not isinstance(failure, KeyboardInterrupt):
+                self._give_back(purse.close(), type(failure).__name__)
+                raise
+            _log.warning("Interrupted. All is released and paid for: drawing what takes no time.")
+            found = self._family.finish()
+        with deferred(lambda: None):
+            self._keep(found, measure, purse)
+
+    def _keep(self, found: Drawn, measure: PaidMeasurements, purse: Purse) -> None:
+        """Close the account, and say what there is to say."""
+        if 0 < purse.spent < 1 - _ROUNDING:  # a search that was lost
+            self.run.settle_first(purse.close())
+        for note in found.diagnostics.notes:
+            _log.warning("%s", note.text)
+        said = found.diagnostics.metadata(measure.spent_on)
+        self.run.guarantee = replace(self.guarantee, diagnostics=said)
+        remember(self)
+        self.diagnostics, self._draws = found.diagnostics, found.draws
+
+    def _charged(self) -> Purse:
+        try:
+            self.run.reserve()
+            return Purse(self.run.charge_first(), self._z)
+        except KeyboardInterrupt:
+            with suppress(LedgerError):  # it had not been reserved yet
+                self._give_back((Gaussian(self._z / math.sqrt(LEAST_SHARE)),), "An interrupt")
+            raise
+
+    def _give_back(self, spent: tuple[Event, ...], why: str) -> None:
+        """Close a run that ended before anything could be drawn, and say what it has cost."""
+        returned = self.run.settle_first(spent)
+        cost = self.run.cost(spent) if returned else self.guarantee.epsilon
+        _log.error(
+            "%s ended the run before there was anything to draw from. ε = %s of %g stays charged for what was "
+            "released until then, and nothing is returned. Build a new step to begin again.",
+            why, at_most(cost), self.guarantee.epsilon,
+        )  # fmt: skip
+
+    def prepare(self) -> None:
+        """Release what all chains share."""
+        self._release_once()
+
+    def summary(self) -> list[str]:
+        """See :class:`~pymc_dp.steps.host.PrivateStep`."""
+        return [] if self.diagnostics is None else [self.diagnostics.summary]
+
+    def check_host(self, call: SamplerCall) -> None:
+        """See :class:`~pymc_dp.steps.host.PrivateStep`."""
+        if self._draws is None and call.in_processes:
+            self._refuse_processes()
+        super().check_host(call)
+
+    def _check_unchanged(self) -> None:
+        elsewhere = multiprocessing.parent_process() is not None and os.getpid() != self._built_in
+        if self._draws is None and elsewhere:
+            self._refuse_processes()
+        super()._check_unchanged()
+
+    def _refuse_processes(self) -> NoReturn:
+        raise PrivacyConfigurationError(
+            "The chains of a run share one surrogate, which must exist before they start in processes "
+            "of their own. Call `step.release()` before `pm.sample`, or use `pymc_dp.sample`, "
+            "or `cores=1`. Nothing has been released or charged."
+        )
+
+    def _start_chain(self) -> None:
+        self._release_once()
+
+    def _iterate(self, theta: Vector, permit: Permit) -> tuple[Vector, dict[str, Any]]:
+        self._release_once()
+        drawn = self._draws[self.slot, permit.iteration]
+        return drawn, {"accepted": True, "accept_rate": 1.0, "scale": math.nan}
