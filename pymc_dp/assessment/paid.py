@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.sizes import check_sizes
+from pymc_dp.privacy.budget import Budget
 from pymc_dp.privacy.clipping import clipped_sum
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
@@ -63,13 +64,10 @@ class Payment:
         noise_source: NoiseSource | None,
     ):
         roles = compiled.roles
-        self._run = run = Run(
-            what, {}, draws=1, tune=0, chains=1, epsilon=epsilon, neighbours=neighbours,
-            ledger=ledger, noise_source=noise_source,
-        )  # fmt: skip
+        self._run = run = Run(what, {}, Budget(epsilon, delta, neighbours, ledger, noise_source))
         check_units(roles.n_units)
         self.check(compiled)
-        run.open_account(delta, roles.n_units)
+        run.open_account(roles.n_units)
         self._z = run.multiplier_of_one()
         tells_size = run.neighbours.public_size
         run.pays(

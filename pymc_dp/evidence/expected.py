@@ -10,12 +10,13 @@ import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_dp.anchor.build import build_anchor
-from pymc_dp.checks import check_delta, positive, whole
+from pymc_dp.checks import positive, whole
 from pymc_dp.evidence.made_up_records import made_up_records
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.sizes import check_sizes
+from pymc_dp.privacy.budget import Budget, check_finite_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours, neighbours_named
@@ -26,7 +27,6 @@ from pymc_dp.progress import quiet_pymc
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.tables import as_html, as_text
-from pymc_dp.steps.run import check_finite_epsilon
 
 _CLOSE = 1.05
 """An ε is found when its shift is within this factor of the one wanted: noises differ by more."""
@@ -150,11 +150,7 @@ def expected_privacy_shift(
             compiled, data=data or {}, truth=truth or {}, records=n, seed=random_seed
         )
         made_up = LocalRecords(compiled, 2).of_data(rows, compiled.roles.unit_of_record)
-    if delta is None and not relation.public_size:
-        raise PrivacyConfigurationError(
-            f'With `neighbours="{relation.name}"` give `delta`, as for the run: there is no default.'
-        )
-    delta = check_delta(0.1 / made_up.n_units if delta is None else delta)
+    delta = Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)
     parameters = compiled.parameters
 
     def looks(at: float) -> list[Any]:

@@ -18,13 +18,13 @@ from pymc_dp.exceptions import (
     UnsupportedModelError,
 )
 from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.privacy.budget import check_finite_epsilon
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.progress import quiet_pymc
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.sampling import sample
 from pymc_dp.steps.host import PrivateStep
-from pymc_dp.steps.run import check_finite_epsilon
 
 _OWN = ("epsilon", "ledger", "noise_source", "noise_multiplier")
 _REFERENCE = {"draws": 1000, "tune": 1000, "chains": 2}

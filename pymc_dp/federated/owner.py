@@ -13,7 +13,7 @@ import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike
 
-from pymc_dp.checks import check_delta, check_epsilon, fraction, whole
+from pymc_dp.checks import fraction, whole
 from pymc_dp.exceptions import (
     PrivacyBudgetExceeded,
     PrivacyConfigurationError,
@@ -33,11 +33,12 @@ from pymc_dp.federated.agreement import (
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.linalg import Vector
+from pymc_dp.privacy.budget import Budget, check_finite_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
 from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.privacy.noise import NoiseSource, SecureNoise
+from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
 from pymc_dp.privacy.plans import Permit, RunPlan
 from pymc_dp.privacy.purse import Purse
@@ -114,19 +115,9 @@ class Owner:
     ):
         ratios = whole("ratios", ratios, 0)
         ratio_share = fraction("ratio_share", ratio_share, one_allowed=True) if ratios else 0.0
-        if math.isinf(check_epsilon(epsilon)):
-            raise PrivacyConfigurationError("`epsilon` must be finite.")
-        self._noise: NoiseSource = SecureNoise() if noise_source is None else noise_source
-        self._secure = type(self._noise) is SecureNoise
-        if ledger is not None and not isinstance(ledger, PrivacyLedger):
-            raise PrivacyConfigurationError(
-                f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
-                "PrivacyLedger(path) opens the account in a file."
-            )
-        if ledger is not None and not self._secure:
-            raise PrivacyConfigurationError(
-                "A ledger accounts for real guarantees; insecure noise has none."
-            )
+        self.epsilon = check_finite_epsilon(epsilon)
+        budget = Budget(self.epsilon, delta, ledger=ledger, noise_source=noise_source)
+        self._noise, self._secure = budget.noise, budget.secure
         compiled = compile_model(
             model, unit=unit, public=public, chunk_size=chunk_size, compile_kwargs=compile_kwargs
         )
@@ -143,10 +134,8 @@ class Owner:
         self._curator = Curator(LocalRecords(compiled, 2 if surrogate else 0), self._noise)
         self._parameters = parameters_digest(compiled.parameters)
 
-        if delta is None:
-            delta = 0.1 / roles.n_units if ledger is None else ledger.delta
-        self.epsilon, self.delta = float(epsilon), check_delta(delta)
-        z = calibrate_noise(epsilon=epsilon, delta=self.delta, releases=1)
+        self.delta = budget.delta_for(roles.n_units)
+        z = calibrate_noise(epsilon=self.epsilon, delta=self.delta, releases=1)
         z *= _ROUNDING
         self._kinds = {
             **({"surrogate": 1} if surrogate else {}),
@@ -162,7 +151,7 @@ class Owner:
         self._journal = None if journal is None else Path(journal)
         self._given = dict.fromkeys(self._kinds, 0)
 
-        self.ledger = ledger or PrivacyLedger(epsilon=math.inf, delta=self.delta)
+        self.ledger = budget.account(self.delta)
         run = f"{secrets.randbits(62):016x}"
         self._plans = {
             kind: RunPlan(

@@ -22,7 +22,7 @@ which without tempering are nearly all of them.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,7 +38,6 @@ from pymc_dp.privacy.events import BarkerBatch
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.correction import logistic_correction
 from pymc_dp.steps.host import PrivateStep, PrivateStepState
-from pymc_dp.steps.run import RunSettings
 from pymc_dp.steps.scales import dual_averaging, proposal_factor
 
 # Times the tempered number of units: with such a batch, the clip bound is three times the ratio of a
@@ -105,7 +104,7 @@ class DPBarker(PrivateStep):
         scale: float | ArrayLike | None = None,
         target_accept: float = 0.25,
         tempering: float = 1.0,
-        **run: Unpack[RunSettings],
+        **run: Any,
     ):
         if batch_size is not None:
             batch_size = whole("batch_size", batch_size, 2)

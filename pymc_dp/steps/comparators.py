@@ -32,7 +32,7 @@ noise (in SGLD) all leave a bias that no number of draws removes. They are here 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from pymc.step_methods.state import dataclass_state
@@ -45,7 +45,6 @@ from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records.questions import Gradient
 from pymc_dp.steps.host import PrivateStep, PrivateStepState
-from pymc_dp.steps.run import RunSettings
 
 __all__ = ["DPSGLD", "DPSGNHT"]
 
@@ -94,7 +93,7 @@ class _StochasticGradientStep(PrivateStep):
         step_size: float | None = None,
         sampling_rate: float | None = None,
         tempering: float = 1.0,
-        **run: Unpack[RunSettings],
+        **run: Any,
     ):
         self._tempering = fraction("tempering", tempering, one_allowed=True)
         super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, **run)

@@ -23,7 +23,7 @@ Under add-or-remove neighbours n is private, and so it is a statistic like the o
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,7 +39,6 @@ from pymc_dp.privacy.kept_sum import Direction, KeptSum, direction
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
 from pymc_dp.steps.host import PrivateStep, PrivateStepState
-from pymc_dp.steps.run import RunSettings
 from pymc_dp.steps.scales import default_scale, dual_averaging, proposal_factor
 
 
@@ -168,7 +167,7 @@ class DPExponentialFamily(PrivateStep):
         bounds: Bounds | Mapping[str, Bounds] | None = None,
         scale: float | ArrayLike | None = None,
         target_accept: float = 0.3,
-        **run: Unpack[RunSettings],
+        **run: Any,
     ):
         self._target_accept = fraction("target_accept", target_accept)
         super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, **run)

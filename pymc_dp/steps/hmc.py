@@ -27,7 +27,7 @@ test accept.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -44,7 +44,6 @@ from pymc_dp.records.questions import Gradient
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.acceptance import NoisyRatio, PenaltyInfo, penalty_test
 from pymc_dp.steps.host import PrivateStep, PrivateStepState
-from pymc_dp.steps.run import RunSettings
 from pymc_dp.steps.scales import (
     SIGMA_OF_DEFAULTS,
     covariance_like,
@@ -265,7 +264,7 @@ class DPHMC(PrivateStep):
         target_accept: float = 0.6,
         tempering: float = 1.0,
         shards: Shards | None = None,
-        **run: Unpack[RunSettings],
+        **run: Any,
     ):
         if (noise_multiplier is None) != (gradient_multiplier is None):
             raise PrivacyConfigurationError(

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from pymc_dp.records.sharded import ShardedRecords
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import LocalRecords, RecordSums
 from pymc_dp.steps import guards
-from pymc_dp.steps.run import Run, RunSettings, checked_settings, remember, with_settings
+from pymc_dp.steps.run import Run, RunSettings, remember, whole_signature
 from pymc_dp.steps.scales import all_value_vars
 from pymc_dp.steps.statistics import STATS, progress_columns, progress_updates
 
@@ -111,7 +111,8 @@ class PrivateStep(BlockedStep):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = refuses_from_outside(with_settings(cls))  # type: ignore[method-assign]
+            cls.__signature__ = whole_signature(cls)
+            cls.__init__ = refuses_from_outside(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -119,32 +120,29 @@ class PrivateStep(BlockedStep):
         *,
         instead: Mapping[str, Any],
         shards: Shards | None = None,
-        **run: Unpack[RunSettings],
+        **run: Any,
     ):
-        given = checked_settings(type(self).__name__, run)
-        of_run = {
-            name: given[name]
-            for name in (
-                "draws", "tune", "chains", "epsilon", "neighbours", "ledger", "noise_source"
-            )
-        }  # fmt: skip
-        self.run = Run(type(self).__name__, instead, **of_run)
+        settings = RunSettings.of(type(self).__name__, run)
+        self.run = Run(
+            type(self).__name__, instead, settings.budget,
+            draws=settings.draws, tune=settings.tune, chains=settings.chains,
+        )  # fmt: skip
         if shards is not None and not isinstance(shards, Shards):
             raise PrivacyConfigurationError(
                 f"`shards` must be a pymc_dp.Shards. Found {type(shards).__name__}."
             )
-        of_model = {
-            k: given[k] for k in ("model", "unit", "public", "chunk_size", "compile_kwargs")
-        }
-        self.compiled = compile_model(**of_model)
+        self.compiled = compile_model(
+            settings.model, unit=settings.unit, public=settings.public,
+            chunk_size=settings.chunk_size, compile_kwargs=settings.compile_kwargs,
+        )  # fmt: skip
         self.model, self._shards, in_model = self.compiled.model, shards, self.compiled.roles
         self.roles = in_model if shards is None else shards.roles(self.model, in_model)
         check_units(self.roles.n_units)
         check_sizes(self.model, in_model, self.run.neighbours.public_size)
-        self.vars = all_value_vars(self.model, vars, given["blocked"])
-        self.run.open_account(given["delta"], self.roles.n_units)
+        self.vars = all_value_vars(self.model, vars, settings.blocked)
+        self.run.open_account(self.roles.n_units)
         self.run_id, self.iterations = self.run.run_id, self.run.iterations
-        self.rng = get_random_generator(given["rng"])
+        self.rng = get_random_generator(settings.rng)
         self.slot, self.used, self.tuning_over = -1, 0, False
         self._left_at: dict[str, NDArray[Any]] | None = None
         self._rehearsed = self._in_chain = self._has_draws = False

@@ -17,7 +17,7 @@ coordinate that turns round on rejection.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,7 +33,6 @@ from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.acceptance import NoisyRatio, penalty_transition, release_bound
 from pymc_dp.steps.host import PrivateStep, PrivateStepState
-from pymc_dp.steps.run import RunSettings
 from pymc_dp.steps.scales import (
     covariance_like,
     default_scale,
@@ -136,7 +135,7 @@ class DPPenalty(PrivateStep):
         tempering: float = 1.0,
         sampling_rate: float = 1.0,
         shards: Shards | None = None,
-        **run: Unpack[RunSettings],
+        **run: Any,
     ):
         if update not in _UPDATES:
             raise PrivacyConfigurationError(

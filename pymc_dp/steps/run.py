@@ -3,30 +3,32 @@
 import inspect
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from typing import Any, Required, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 
-from pymc_dp.checks import check_delta, check_epsilon, positive, whole
+from pymc_dp.checks import positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.accounting import composed_epsilon, spending_curve
+from pymc_dp.privacy.budget import Budget
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger
-from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
-from pymc_dp.privacy.noise import NoiseSource, SecureNoise
+from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
+from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_multiplier
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 
 
-class RunSettings(TypedDict, total=False):
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
     """What every private step takes besides the settings of its algorithm.
 
     Parameters
@@ -54,79 +56,61 @@ class RunSettings(TypedDict, total=False):
         Must be true.
     """
 
-    draws: Required[int]
-    tune: int
-    chains: Required[int]
-    epsilon: float | None
-    delta: float | None
-    neighbours: str
-    unit: str | int | ArrayLike | None
-    public: Sequence[str]
-    ledger: PrivacyLedger | None
-    noise_source: NoiseSource | None
-    chunk_size: int | None
-    model: pm.Model | CompiledModel | None
-    compile_kwargs: Mapping[str, Any] | None
-    rng: Any
-    blocked: bool
+    # What a run costs stands first, what is about the model last: signatures have this order.
+    draws: int
+    tune: int = 0
+    chains: int
+    epsilon: float | None = None
+    delta: float | None = None
+    neighbours: str = SUBSTITUTE_ONE.name
+    unit: str | int | ArrayLike | None = None
+    public: Sequence[str] = ()
+    ledger: PrivacyLedger | None = None
+    noise_source: NoiseSource | None = None
+    chunk_size: int | None = None
+    model: pm.Model | CompiledModel | None = None
+    compile_kwargs: Mapping[str, Any] | None = None
+    rng: Any = None
+    blocked: bool = True
+
+    @classmethod
+    def of(cls, step: str, given: Mapping[str, Any]) -> "RunSettings":
+        """The settings among a step's keywords: all that are left when the algorithm has taken its own.
+
+        Raises
+        ------
+        TypeError
+            If one is missing or unknown.
+        """
+        known = inspect.signature(cls).parameters
+        for name in given:
+            if name not in known:
+                raise TypeError(f"{step}() got an unexpected keyword argument {name!r}")
+        for name, parameter in known.items():
+            if parameter.default is parameter.empty and name not in given:
+                raise TypeError(f"{step}() missing 1 required keyword-only argument: {name!r}")
+        return cls(**given)
+
+    @property
+    def budget(self) -> Budget:
+        """What may be spent."""
+        return Budget(self.epsilon, self.delta, self.neighbours, self.ledger, self.noise_source)
 
 
-_DEFAULTS: dict[str, Any] = dict.fromkeys(RunSettings.__annotations__) | {
-    "tune": 0, "public": (), "blocked": True, "neighbours": SUBSTITUTE_ONE.name,
-}  # fmt: skip
-_FIRST = ("draws", "tune", "chains", "epsilon", "delta", "neighbours")
+def whole_signature(step: type) -> inspect.Signature:
+    """A step's signature with :class:`RunSettings` in place of ``**run``, for ``help`` and editors.
 
-
-_REQUIRED = tuple(sorted(RunSettings.__required_keys__))
-
-
-def with_settings(step: Any) -> Callable[..., None]:
-    """The ``__init__`` of a step, with all settings of the run in its signature, and no others accepted.
-
-    ``help``, ``inspect.signature`` and editors see them in place of ``**run``, which stands for
-    :class:`RunSettings` and, if a step is built on another algorithm, for the settings of that.
+    If a step is built on another algorithm, ``**run`` stands for the settings of that, too.
     """
-    init = vars(step)["__init__"]
-    own = inspect.signature(init)
-    found = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
-    if len(found) < len(own.parameters):
-        for name, hint in RunSettings.__annotations__.items():
-            default = inspect.Parameter.empty if name in _REQUIRED else _DEFAULTS[name]
-            kind = inspect.Parameter.KEYWORD_ONLY
-            found[name] = inspect.Parameter(name, kind, default=default, annotation=hint)
-        parent = getattr(step.__mro__[1].__init__, "__signature__", inspect.Signature())
-        found |= {name: p for name, p in parent.parameters.items() if name not in found}
-    # What a run costs stands first, what is about the model last.
-    order = {name: k - len(_FIRST) for k, name in enumerate(_FIRST)}
-    order |= {name: 1 for name in _DEFAULTS if name not in _FIRST}
-    parameters = sorted(found.values(), key=lambda p: (p.kind, order.get(p.name, 0)))
-    step.__signature__ = own.replace(parameters=parameters[1:])
-    accepted = {p.name for p in parameters}
-
-    @wraps(init)
-    def checked(self: Any, *args: Any, **keywords: Any) -> None:
-        for name in keywords:
-            if name not in accepted:
-                what = type(self).__name__
-                raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
-        init(self, *args, **keywords)
-
-    checked.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return checked
-
-
-def checked_settings(step: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a run, with the defaults of those that are not given.
-
-    Raises
-    ------
-    TypeError
-        If one is missing.
-    """
-    for name in _REQUIRED:
-        if name not in given:
-            raise TypeError(f"{step}() missing 1 required keyword-only argument: {name!r}")
-    return _DEFAULTS | dict(given)
+    own = inspect.signature(vars(step)["__init__"]).parameters.values()
+    found = {p.name: p for p in own if p.kind is not p.VAR_KEYWORD and p.name != "self"}
+    parent = getattr(step.__mro__[1], "__signature__", inspect.signature(RunSettings))
+    ours = list(inspect.signature(RunSettings).parameters)
+    for name, p in parent.parameters.items():
+        found.setdefault(name, p.replace(kind=p.KEYWORD_ONLY))
+    first, last = ours[:6], ours[6:]
+    order = {name: k - len(first) for k, name in enumerate(first)} | dict.fromkeys(last, 1)
+    return inspect.Signature(sorted(found.values(), key=lambda p: (p.kind, order.get(p.name, 0))))
 
 
 class Run:
@@ -140,7 +124,8 @@ class Run:
         The algorithm's name.
     instead : mapping
         What fixes the cost in place of `epsilon`, by name; empty if nothing can.
-    draws, tune, chains, epsilon, neighbours, ledger, noise_source
+    budget : Budget
+    draws, tune, chains
         As in :class:`RunSettings`.
 
     Raises
@@ -155,37 +140,18 @@ class Run:
         self,
         step: str,
         instead: Mapping[str, Any],
+        budget: Budget,
         *,
-        draws: int,
-        tune: int,
-        chains: int,
-        epsilon: float | None,
-        neighbours: str,
-        ledger: PrivacyLedger | None,
-        noise_source: NoiseSource | None,
+        draws: int = 1,
+        tune: int = 0,
+        chains: int = 1,
     ):
-        self.step = step
-        self.neighbours = neighbours_named(neighbours)
+        self.step, self.budget = step, budget
+        self.epsilon, self.neighbours, self.noise = budget.epsilon, budget.relation, budget.noise
         self.draws = whole("draws", draws, 1)
         self.tune = whole("tune", tune, 0)
         self.chains = whole("chains", chains, 1)
-        self.noise: NoiseSource = SecureNoise() if noise_source is None else noise_source
-        self.secure = type(self.noise) is SecureNoise
-        self._check_budget(epsilon, instead)
-        self.epsilon = None if epsilon is None else check_finite_epsilon(epsilon)
-        if ledger is not None and not isinstance(ledger, PrivacyLedger):
-            raise PrivacyConfigurationError(
-                f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
-                "PrivacyLedger(path) opens the account in a file."
-            )
-        if ledger is not None and not self.secure:
-            raise PrivacyConfigurationError(
-                "A ledger accounts for real guarantees; a run with insecure noise has none. Leave "
-                "`ledger` out, or `noise_source`."
-            )
-        if ledger is not None:
-            ledger.check_neighbours(self.neighbours.name)
-        self._given_ledger = ledger
+        self._check_budget(budget.epsilon, instead)
         self.run_id, self._settled = secrets.randbits(62), False
 
     def _check_budget(self, epsilon: float | None, instead: Mapping[str, Any]) -> None:
@@ -211,21 +177,10 @@ class Run:
                 "guarantee."
             )
 
-    def open_account(self, delta: float | None, n_units: int) -> None:
+    def open_account(self, n_units: int) -> None:
         """Settle δ, and whose ledger is charged."""
-        ledger = self._given_ledger
-        if delta is None and ledger is None and not self.neighbours.public_size:
-            raise PrivacyConfigurationError(
-                f'With `neighbours="{self.neighbours.name}"` give `delta`, or a `ledger` that has one: the '
-                "default 0.1 / units would tell the number of units, which is private then. Well below one "
-                "in the size of the population that they are from is right, such as 1e-6."
-            )
-        if delta is None:
-            delta = 0.1 / n_units if ledger is None else ledger.delta
-        self.delta = check_delta(delta)
-        self.ledger = ledger or PrivacyLedger(
-            epsilon=math.inf, delta=self.delta, neighbours=self.neighbours.name
-        )
+        self.delta = self.budget.delta_for(n_units)
+        self.ledger = self.budget.account(self.delta)
 
     @property
     def iterations(self) -> int:
@@ -278,7 +233,7 @@ class Run:
         self.guarantee = Guarantee(
             run_id=self.run_id, step=self.step, events=events, once=once, draws=self.draws,
             tune=self.tune, chains=self.chains, budget=self.epsilon, delta=self.delta,
-            noise=self.noise.name, secure=self.secure, neighbours=self.neighbours.name, **what,
+            noise=self.noise.name, secure=self.budget.secure, neighbours=self.neighbours.name, **what,
         )  # fmt: skip
         self.spent: NDArray[np.float64] = (
             spending_curve(events, self.iterations, self.delta, once)
@@ -317,17 +272,6 @@ class Run:
     def cost(self, events: tuple[Event, ...]) -> float:
         """ε of some releases at the run's δ; infinite without noise."""
         return composed_epsilon(events, self.delta) if self.guarantee.valid else math.inf
-
-
-def check_finite_epsilon(epsilon: float) -> float:
-    """ε as a float, if it is positive and finite."""
-    number = check_epsilon(epsilon)
-    if math.isinf(number):
-        raise PrivacyConfigurationError(
-            "`epsilon` must be finite. To debug without noise, say so: `noise_multiplier=0, "
-            "noise_source=InsecureSeededNoise(seed)`."
-        )
-    return number
 
 
 # `pm.sample` offers no way to attach a promise to its result, so a draw carries the run's public

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal, NoReturn, Unpack, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups
 from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
 from pymc_dp.steps.polynomial import PolynomialFamily
-from pymc_dp.steps.run import RunSettings, remember
+from pymc_dp.steps.run import remember
 
 _log = logging.getLogger("pymc.dp")
 
@@ -116,7 +116,7 @@ class DPSurrogate(PrivateStep):
         tempering: float = 1.0,
         shards: Shards | None = None,
         nuts_sampler: str = "pymc",
-        **run: Unpack[RunSettings],
+        **run: Any,
     ):
         if family not in get_args(FamilyName):
             raise PrivacyConfigurationError(
