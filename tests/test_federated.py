@@ -21,6 +21,7 @@ from pymc_dp.anchor.law import Law, posterior_of
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.anchor.verdict import judge
+from pymc_dp.diagnostics import Diagnostics
 from pymc_dp.federated import FederatedPenalty, Owner, Surrogate, find_surrogate
 from pymc_dp.federated.agreement import parameters_digest
 from pymc_dp.federated.owners import Owners
@@ -632,9 +633,10 @@ def test_a_group_whose_information_was_clipped_is_not_passed_off_as_known():
         return judge(anchor, parameters.labels, parameters.largest)
 
     known, lost = judged(20.0), judged(0.1)
-    assert known == (True, [])
+    assert known.usable
+    assert known.notes == ()
     assert not lost.usable
-    assert "contradict each other about beta[0]: it is much further" in lost.warnings[0]
+    assert "contradict each other about beta[0]: it is much further" in lost.notes[0].text
 
 
 def test_the_likelihood_of_a_surrogate_is_its_law():
@@ -650,7 +652,7 @@ def test_the_likelihood_of_a_surrogate_is_its_law():
     anchor = Anchor(
         posterior, np.eye(3), np.eye(3), 1.0, 1.0, 1.0, np.zeros(3), np.zeros(3), 1, True
     )
-    found = Surrogate(anchor, True, (), parameters_digest(parameters))
+    found = Surrogate(anchor, Diagnostics(usable=True), parameters_digest(parameters))
     ours, without = found.model(model).compile_logp(**FAST), model.compile_logp(**FAST)
     more = []
     for theta in rng.normal(size=(4, 3)):

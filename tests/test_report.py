@@ -124,7 +124,7 @@ def test_names_of_the_model_are_escaped(released):
 def test_json_is_complete_and_its_releases_cost_what_it_says(released):
     report = dp.privacy_report(released)
     facts = json.loads(report.to_json())
-    assert facts["schema_version"] == 1
+    assert facts["schema_version"] == 2
     assert facts["epsilon"] == 1.0
     assert facts["unit"] == report.unit
     assert facts["units"] == 80
@@ -270,7 +270,7 @@ def test_a_preparation_is_no_run_of_its_own(logistic, quiet):
     assert report.account["runs"] == 1
     page = Page(report.to_html()).text
     assert "once" in page
-    assert "how far the noise may have moved the draws" in page
+    assert "how far noise may have moved the draws" in page
     assert "1 if the draws are of use" in page
     assert report.added == ()
 
