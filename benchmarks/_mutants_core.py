@@ -51,7 +51,7 @@ MUTANTS: list[Mutant] = [
         "math.sqrt(self.terms) * bound * _TRUNCATED",
         "math.sqrt(self.terms) * bound",
         "the sensitivity of acute sums covers their truncation",
-        "tests/steps/test_polynomial.py -k second_moments",
+        "tests/steps/test_polynomial.py -k truncation",
     ),
     Mutant(
         "privacy/neighbours.py",
