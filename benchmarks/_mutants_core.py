@@ -389,7 +389,7 @@ MUTANTS: list[Mutant] = [
         "        with self._one_at_a_time:\n            if not",
         "        with Lock():\n            if not",
         "two threads cannot spend the same money",
-        f"{PURSE} -k threads",
+        f"{PURSE} -k 'threads or nobody_spends'",
     ),
     Mutant(
         "privacy/purse.py",
