@@ -605,9 +605,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "privacy/accounting.py",
-        "return low * (1 - 2.0**-48)",
-        "return high * (1 + 2.0**-48)",
-        "the largest affordable μ is affordable",
+        "target = (epsilon - _ABSOLUTE_MARGIN) / (1 + _RELATIVE_MARGIN)",
+        "target = epsilon",
+        "the largest affordable μ is reported within the budget",
         f"{ACCOUNTING} -k largest_mu",
     ),
     Mutant(
@@ -651,6 +651,7 @@ MUTANTS: list[Mutant] = [
         "return cls(np.append(-epsilon[:0:-1], epsilon), log_mass, 0.0, pair.count)",
         "losses beyond the grid count as infinite",
         f"{SUBSAMPLED} -k 'composition_is_exact or small_delta'",
+        "a millionth of δ is kept back, and the losses beyond the grid have less",
     ),
     Mutant(
         "privacy/pld.py",
