@@ -700,14 +700,14 @@ MUTANTS: list[Mutant] = [
         "x = 4 * (batch_size - 1) / batch_size**2 / smallest",
         "x = 2 * (batch_size - 1) / batch_size**2 / smallest",
         "a unit moves a batch's variance by no more than charged",
-        f"{RDP} -k barker_test",
+        f"{RDP} {BATCH} -k 'barker_test or largest_over or divergence'",
     ),
     Mutant(
         "privacy/rdp.py",
         "shift = 2 * alpha / (batch_size",
         "shift = alpha / (batch_size",
         "a unit moves a batch's mean by no more than charged",
-        f"{RDP} -k barker_test",
+        f"{RDP} {BATCH} -k 'barker_test or largest_over or divergence'",
     ),
     Mutant(
         "privacy/calibration.py",
