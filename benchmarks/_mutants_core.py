@@ -840,14 +840,14 @@ MUTANTS: list[Mutant] = [
         "Gaussian(charged_multiplier(noise_multiplier, grid_scale))",
         "Gaussian(noise_multiplier)",
         "discrete Gaussian noise is charged for its grid",
-        MECHANISMS,
+        f"{MECHANISMS} -k on_its_grid",
     ),
     Mutant(
         "mechanisms/curator.py",
         "Laplace(noise_multiplier * shift / (-2 * math.log1p(-math.tanh(shift / 2))))",
         "Laplace(noise_multiplier)",
         "Laplace noise on a grid is charged for its grid",
-        MECHANISMS,
+        f"{MECHANISMS} -k on_its_grid",
     ),
     Mutant(
         "mechanisms/curator.py",
@@ -1024,8 +1024,8 @@ MUTANTS: list[Mutant] = [
         "federated/agreement.py",
         "values[name] = np.array(value)",
         "values[name] = value",
-        "a request cannot change after it was checked",
-        f"{OWNERS} -k 'request'",
+        "no code of a request sees data",
+        f"{OWNERS} -k no_code",
     ),
     # -- exponential families --------------------------------------------------------------------
     Mutant(

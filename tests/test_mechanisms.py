@@ -34,7 +34,7 @@ from pymc_dp.mechanisms.statistics import (
 )
 from pymc_dp.privacy.accounting import gaussian_delta, gaussian_epsilon
 from pymc_dp.privacy.events import Gaussian, Laplace, Pure
-from pymc_dp.privacy.pld import pure_delta
+from pymc_dp.privacy.pld import laplace_delta, pure_delta
 
 CONTINUOUS = [LaplaceMechanism, GaussianMechanism]
 DISCRETE = [DiscreteLaplaceMechanism, DiscreteGaussianMechanism]
@@ -548,6 +548,29 @@ def test_discrete_noise_is_charged_enough(scale, shift):
     epsilon = np.linspace(0, shift / scale, 200)
     exact = delta_of_shift("laplace", scale, shift, epsilon)
     assert (pure_delta(epsilon, shift / scale) >= exact - 1e-12).all()
+
+
+@pytest.mark.parametrize("mechanism", CONTINUOUS + DISCRETE)
+def test_the_account_is_charged_for_noise_on_its_grid(mechanism):
+    """The coarsest grid there may be: exact δ of a shift by the sensitivity, against that of the event."""
+    ledger = PrivacyLedger(epsilon=math.inf, delta=1e-6)
+    grid = {} if mechanism.discrete else {"granularity": 1 / 16}
+    released = mechanism.release(
+        [0, 1, 1], bounds=(0, 1), scale=1.0, ledger=ledger, **grid, **delta_of(mechanism)
+    )
+    (event,) = ledger.events()
+    epsilon = np.linspace(0, 6, 300)
+    if isinstance(event, Pure):
+        charged = pure_delta(epsilon, event.epsilon)
+    elif isinstance(event, Laplace):
+        charged = laplace_delta(epsilon, event.noise_multiplier)
+    else:
+        charged = gaussian_delta(epsilon, 1 / event.noise_multiplier)
+    step = released.granularity
+    exact = delta_of_shift(
+        mechanism.family, released.scale / step, round(released.sensitivity / step), epsilon
+    )
+    assert (charged >= exact - 1e-12).all()
 
 
 def test_the_continuous_charge_would_not_be_enough():
