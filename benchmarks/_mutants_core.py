@@ -854,14 +854,14 @@ MUTANTS: list[Mutant] = [
         "instead = np.zeros(shape) if joint else lower",
         "instead = lower",
         "a row with a gap is one that a record can have",
-        f"{MECHANISMS} -k 'missing'",
+        f"{MECHANISMS} -k row_with",
     ),
     Mutant(
         "mechanisms/curator.py",
         "        missing |= rows.reshape(-1, *[1] * (records.ndim - 1))\n",
         "        missing |= rows.all()\n",
         "all of a row with a gap counts as zero",
-        f"{MECHANISMS} -k 'missing'",
+        f"{MECHANISMS} -k row_with",
     ),
     Mutant(
         "mechanisms/curator.py",
@@ -875,7 +875,7 @@ MUTANTS: list[Mutant] = [
         "np.clip(np.where(_missing(records, joint), instead, records), lower, upper)",
         "np.nan_to_num(np.clip(records, lower, upper), nan=0.0)",
         "a missing value counts as one in range",
-        f"{MECHANISMS} -k 'missing or clamped'",
+        f"{MECHANISMS} -k 'row_with or clamped'",
     ),
     Mutant(
         "mechanisms/curator.py",

@@ -451,6 +451,17 @@ def test_a_row_with_a_missing_value_is_no_further_than_was_claimed(norm, monkeyp
             assert np.linalg.norm(moved.ravel(), norm) <= stated * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("norm", [1, 2])
+def test_what_is_left_of_a_row_with_a_gap_counts_for_nothing(norm, monkeypatch):
+    """(1, 0) is no number and its square: it is further from (-1, 1) than any of these is."""
+    mechanism = LaplaceMechanism if norm == 1 else GaussianMechanism
+    stated = second_moments_sensitivity(1, norm=norm)
+    keywords = {"bounds": ([-1, 0], 1), "sensitivity": stated} | delta_of(mechanism)
+    rows = np.array([[1.0, np.nan]]), np.array([[-1.0, 1.0]])
+    moved = NoNoise(monkeypatch).moved(mechanism, *rows, **keywords)
+    assert np.linalg.norm(moved, norm) <= stated * (1 + 1e-6)
+
+
 def test_a_missing_value_is_the_lower_end_of_its_column():
     x = np.array([[np.nan, 5.0], [1.0, np.nan]])
     np.testing.assert_array_equal(clamp(x, [0, 1], [2, 3]), [[0, 3], [1, 1]])
