@@ -351,6 +351,10 @@ def test_sums_are_exact_and_clamped():
     values = np.array([[5.0, np.nan], [-5.0, 0.25], [0.5, np.inf]])
     released = LaplaceMechanism.release(values, bounds=([-1, 0], [1, 2]), scale=1e-8)
     np.testing.assert_allclose(released.value, [0.5, 2.25], atol=1e-7)
+    # What is missing is a value in range, though 0 be none.
+    for end in (3.0, -5.0):
+        gap = LaplaceMechanism.release([np.nan], bounds=(end, end + 1), scale=1e-8)
+        np.testing.assert_allclose(gap.value, end, atol=1e-6)
 
 
 @pytest.mark.parametrize("mechanism", [LaplaceMechanism, GaussianMechanism])
