@@ -309,6 +309,22 @@ def test_what_is_not_a_request_is_refused_before_anything_is_charged(tmp_path, m
     assert not (tmp_path / "log").exists()
 
 
+def test_no_code_of_a_request_sees_data():
+    """Arrays of a class of one's own: what is computed with them would be handed to it."""
+    seen = []
+
+    class Spy(np.ndarray):
+        def __array_ufunc__(self, ufunc, method, *inputs, **keywords):
+            seen.extend(np.shape(x) for x in inputs)
+            plain = getattr(ufunc, method)(*map(np.asarray, inputs), **keywords)
+            return np.asarray(plain).view(Spy)
+
+    owner = owner_of(*records(0))
+    for kind, request in REQUESTS.items():
+        owner.answer(kind, {name: value.view(Spy) for name, value in request.items()})
+    assert {shape for shape in seen if shape} <= {(D,), (D, D)}
+
+
 def test_kinds_that_were_not_agreed_to_are_refused():
     with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
         owner_of(*records(0), ratios=0).answer("ratio", REQUESTS["ratio"])

@@ -34,7 +34,7 @@ from pymc_dp.mechanisms.statistics import (
 )
 from pymc_dp.privacy.accounting import gaussian_delta, gaussian_epsilon
 from pymc_dp.privacy.events import Gaussian, Laplace, Pure
-from pymc_dp.privacy.pld import pure_delta
+from pymc_dp.privacy.pld import laplace_delta, pure_delta
 
 CONTINUOUS = [LaplaceMechanism, GaussianMechanism]
 DISCRETE = [DiscreteLaplaceMechanism, DiscreteGaussianMechanism]
@@ -351,6 +351,10 @@ def test_sums_are_exact_and_clamped():
     values = np.array([[5.0, np.nan], [-5.0, 0.25], [0.5, np.inf]])
     released = LaplaceMechanism.release(values, bounds=([-1, 0], [1, 2]), scale=1e-8)
     np.testing.assert_allclose(released.value, [0.5, 2.25], atol=1e-7)
+    # What is missing is a value in range, though 0 be none.
+    for end in (3.0, -5.0):
+        gap = LaplaceMechanism.release([np.nan], bounds=(end, end + 1), scale=1e-8)
+        np.testing.assert_allclose(gap.value, end, atol=1e-6)
 
 
 @pytest.mark.parametrize("mechanism", [LaplaceMechanism, GaussianMechanism])
@@ -451,6 +455,17 @@ def test_a_row_with_a_missing_value_is_no_further_than_was_claimed(norm, monkeyp
             assert np.linalg.norm(moved.ravel(), norm) <= stated * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("norm", [1, 2])
+def test_what_is_left_of_a_row_with_a_gap_counts_for_nothing(norm, monkeypatch):
+    """(1, 0) is no number and its square: it is further from (-1, 1) than any of these is."""
+    mechanism = LaplaceMechanism if norm == 1 else GaussianMechanism
+    stated = second_moments_sensitivity(1, norm=norm)
+    keywords = {"bounds": ([-1, 0], 1), "sensitivity": stated} | delta_of(mechanism)
+    rows = np.array([[1.0, np.nan]]), np.array([[-1.0, 1.0]])
+    moved = NoNoise(monkeypatch).moved(mechanism, *rows, **keywords)
+    assert np.linalg.norm(moved, norm) <= stated * (1 + 1e-6)
+
+
 def test_a_missing_value_is_the_lower_end_of_its_column():
     x = np.array([[np.nan, 5.0], [1.0, np.nan]])
     np.testing.assert_array_equal(clamp(x, [0, 1], [2, 3]), [[0, 3], [1, 1]])
@@ -548,6 +563,29 @@ def test_discrete_noise_is_charged_enough(scale, shift):
     epsilon = np.linspace(0, shift / scale, 200)
     exact = delta_of_shift("laplace", scale, shift, epsilon)
     assert (pure_delta(epsilon, shift / scale) >= exact - 1e-12).all()
+
+
+@pytest.mark.parametrize("mechanism", CONTINUOUS + DISCRETE)
+def test_the_account_is_charged_for_noise_on_its_grid(mechanism):
+    """The coarsest grid there may be: exact δ of a shift by the sensitivity, against that of the event."""
+    ledger = PrivacyLedger(epsilon=math.inf, delta=1e-6)
+    grid = {} if mechanism.discrete else {"granularity": 1 / 16}
+    released = mechanism.release(
+        [0, 1, 1], bounds=(0, 1), scale=1.0, ledger=ledger, **grid, **delta_of(mechanism)
+    )
+    (event,) = ledger.events()
+    epsilon = np.linspace(0, 6, 300)
+    if isinstance(event, Pure):
+        charged = pure_delta(epsilon, event.epsilon)
+    elif isinstance(event, Laplace):
+        charged = laplace_delta(epsilon, event.noise_multiplier)
+    else:
+        charged = gaussian_delta(epsilon, 1 / event.noise_multiplier)
+    step = released.granularity
+    exact = delta_of_shift(
+        mechanism.family, released.scale / step, round(released.sensitivity / step), epsilon
+    )
+    assert (charged >= exact - 1e-12).all()
 
 
 def test_the_continuous_charge_would_not_be_enough():

@@ -149,6 +149,7 @@ def test_what_is_not_a_number_is_not_free():
 @given(st.floats(-3, 6).map(lambda x: 10**x), deltas)
 def test_the_largest_mu_within_a_budget_is_within_it_and_the_largest(epsilon, delta):
     mu = gaussian_mu_within(epsilon, delta)
+    assert gaussian_epsilon(mu, delta) <= epsilon * (1 + 1e-11)  # two bisections
     assert exact_delta(epsilon, mu) <= delta
     assert exact_delta(epsilon, mu * (1 + 1e-5)) > delta
 

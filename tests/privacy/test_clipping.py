@@ -147,6 +147,17 @@ def test_long_vectors_are_never_too_long(d):
             assert RESOLUTION * (1 - 2**-20) - d <= math.isqrt(sum(x * x for x in k)) <= RESOLUTION
 
 
+@pytest.mark.parametrize("d", [1, 3, 50])
+def test_vectors_about_as_long_as_the_bound_are_never_too_long(d):
+    """A little shorter, where nothing is clipped but numbers are rounded, and a little longer."""
+    rng = np.random.default_rng(d)
+    for k in range(3, 53):
+        for length in (1 - 2.0**-k, 1 + 2.0**-k):
+            v = rng.normal(size=d)
+            v *= length / np.linalg.norm(v)
+            assert sum(x * x for x in image([v], 1.0)) <= RESOLUTION**2
+
+
 def test_single_precision_vectors_are_never_too_long():
     terms = 100 * np.random.default_rng(0).standard_normal((500, 1, 5)).astype(np.float32)
     for unit in terms:

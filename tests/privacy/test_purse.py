@@ -3,6 +3,7 @@
 import copy
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -114,3 +115,31 @@ def test_threads_share_one_purse():
         sys.setswitchinterval(interval)
     assert len(paid) == 1000
     assert gaussian_mu(paid) <= 1 / Z
+
+
+def test_nobody_spends_between_a_look_at_the_rest_and_its_spending():
+    """A share that takes its time to be compared: what it was compared with is there until it is gone."""
+    money, looked, other_is_done = purse(), Event(), Event()
+
+    class Slow(float):
+        def __le__(self, rest):
+            fits = float(self) <= rest
+            looked.set()
+            other_is_done.wait(0.3)  # which it is not, if it has to wait
+            return fits
+
+    def spend(share):
+        try:
+            return money.permit(share)[1].events
+        except PrivacyBudgetExceeded:
+            return ()
+
+    def spend_too():
+        looked.wait()
+        paid = spend(1.0)
+        other_is_done.set()
+        return paid
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.submit(spend, Slow(1.0)), threads.submit(spend_too)
+        assert gaussian_mu([*first.result(), *second.result()]) <= 1 / Z

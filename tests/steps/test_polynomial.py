@@ -200,6 +200,28 @@ def test_second_moments_move_by_less_than_a_sum_of_such_vectors(neighbours):
     assert (images[-2:] == 0).all()
 
 
+def test_truncation_brings_two_units_further_apart_and_that_is_covered():
+    """Orthogonal vectors whose images in whole numbers have a negative inner product: a pair found by search."""
+
+    class One:
+        dimension = 3
+
+        def __init__(self, w):
+            self.w = (1 - 1e-13) * np.array([w])
+
+        def terms(self, records, units=None):
+            yield self.w
+
+    x, s2 = 0.9712742418511837, 33.999 / RESOLUTION
+    u = np.sqrt([x, 1 - x])
+    pair = [*u, 0.0], [math.sqrt(s2) * u[1], -math.sqrt(s2) * u[0], math.sqrt(1 - s2)]
+    assert abs(np.dot(*pair)) < 1e-15
+    one, other = (clipped_sum(SecondMoments(One(w), 1.0).terms(None), 1.0, 6) for w in pair)
+    assert one @ other < 0
+    moved = int(((one - other) ** 2).sum())
+    assert 2 * RESOLUTION**2 < moved <= SUBSTITUTE_ONE.of_acute_sum(RESOLUTION) ** 2
+
+
 def test_noise_of_second_moments_is_that_of_their_sensitivity():
     assert SUBSTITUTE_ONE.noise_sd(3.0, 2.0, acute=True) == pytest.approx(
         6 * math.sqrt(2), rel=1e-5
