@@ -4,7 +4,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate, stats
 
 import pymc_dp as dp
@@ -252,3 +252,19 @@ def test_people_without_records_hold_nobody_elses():
         graphs.append(str(pytensor.dprint(outcome, file="str", id_type="")))
     assert graphs[0] == graphs[1]
     assert dp.compile(integrated).roles.unit == "one person"
+
+
+def test_an_index_of_nobody_is_the_nearest_person():
+    """An error would tell of the row that it is in."""
+
+    def of(people):
+        with pm.Model() as model:
+            u = pm.Normal("u", 0, 1, shape=5)
+            pm.Normal("y", u[people] + pm.Normal("b"), 1, observed=np.arange(15.0))
+        return [v.get_value() for v in dp.integrate_out(model, "u").data_vars]
+
+    people = np.repeat(np.arange(5), 3)
+    nobody, nearest = people.copy(), people.copy()
+    nobody[[0, 4]], nearest[[0, 4]] = [98765, -98765], [4, 0]
+    for found, expected in zip(of(nobody), of(nearest), strict=True):
+        assert_array_equal(found, expected)
