@@ -77,7 +77,7 @@ MENDED = [
         "    if public_size:\n        _refuse_latents(model, roles)\n    else:\n        _refuse_size(model, roles)\n",
         "    _refuse_latents(model, roles)\n    if not public_size:\n        _refuse_size(model, roles)\n",
         "Lengths of public arrays are not compared with a private number of units",
-        f"{DIFFERENTIAL} -k 'who_comes_or_goes'",
+        f"{DIFFERENTIAL} -k 'test_no_default_and_no_refusal'",
     ),
     Mutant(
         ROLES_PY,
@@ -105,7 +105,7 @@ MENDED = [
         "return self.roles.n_units if self.run.neighbours.public_size else 1",
         "return self.roles.n_units",
         "No default scale is chosen by a private number of units",
-        f"{DIFFERENTIAL} -k 'does_not_tell_who_comes_or_goes and penalty'",
+        f"{DIFFERENTIAL} -k 'test_no_default_and_no_refusal'",
     ),
     Mutant(
         "evidence/expected.py",
@@ -126,7 +126,7 @@ MENDED = [
         "(not relation.public_size or n != roles.n_records)",
         "n != roles.n_records",
         "Whose made-up records are is not taken from a private number of rows",
-        f"{DIFFERENTIAL} -k 'expected or would_tell or nothing_else_tells'",
+        f"{DIFFERENTIAL} -k 'test_defaults_that_would_tell'",
     ),
     # Missing values in what a curator adds up.
     Mutant(
@@ -141,7 +141,7 @@ MENDED = [
         "    if joint:\n        rows =",
         "    if joint and not missing.size:\n        rows =",
         "Entries that belong together go together where one is missing",
-        f"{MECHANISMS} -k 'missing_value'",
+        f"{MECHANISMS} -k 'test_a_row_with_a_missing_value'",
     ),
     Mutant(
         "mechanisms/curator.py",
@@ -162,7 +162,7 @@ MENDED = [
         "np.clip(_present(x, a), a, b)",
         "np.clip(x, a, b)",
         "A missing value is moved into its range before anything is made of it",
-        f"{MECHANISMS} -k 'missing_value'",
+        f"{MECHANISMS} -k 'test_a_missing_value_is_the_lower_end'",
     ),
     # Potentials, refusals, the unit.
     Mutant(
