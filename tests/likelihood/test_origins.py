@@ -42,6 +42,16 @@ PRIVATE = {
     "inside a loop": lambda b: pytensor.map(
         lambda z: z * pt.as_tensor(y).mean(), [b], return_updates=False
     ),
+    "inside a loop in a loop": lambda b: pytensor.map(
+        lambda z: pytensor.map(
+            lambda w: w * pt.as_tensor(y).mean(), [pt.stack([z, z])], return_updates=False
+        ),
+        [b],
+        return_updates=False,
+    ),
+    "an array in another shape": lambda b: b[0] * pt.as_tensor(x[:6]).reshape((2, 3)),
+    "how many are positive": lambda b: b * pt.nonzero(pt.as_tensor(y) > 0)[0].shape[0],
+    "what is called like a dimension": lambda b: b * pytensor.shared(x[:3], name="array"),
 }
 
 
@@ -54,7 +64,7 @@ def test_what_a_model_is_written_with(name):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_what_may_be_of_people(name):
-    with pm.Model() as model:
+    with pm.Model(coords={"array": range(3)}) as model:
         b = pm.Normal("b", shape=3)
         (found,) = private(PRIVATE[name](b), model)
     assert "array" in found
