@@ -298,8 +298,15 @@ MENDED = [
         "likelihood/separability.py",
         '_KINDS = ("copy", "nan", "noise", "infinite", "extreme")\n',
         '_KINDS = ("nan",)\n',
-        "Dependence on whole numbers is found as well",
+        "Dependence is found whatever a record is changed to",
         f"{SEPARABILITY} -k 'coupl or black_box'",
+    ),
+    Mutant(
+        "likelihood/separability.py",
+        '_KINDS = ("copy", "nan", "noise", "infinite", "extreme")\n',
+        '_KINDS = ("copy", "noise", "infinite", "extreme")\n',
+        "Dependence on how many are missing is found",
+        f"{SEPARABILITY} -k 'coupled_records_are_refused'",
     ),
     Mutant(
         "likelihood/separability.py",
@@ -386,7 +393,7 @@ MENDED = [
         "        terms = pt.switch(there[:, None] > 0.5, terms, 0.0)\n",
         "        if not panel.there.all():\n            terms = pt.switch(there[:, None] > 0.5, terms, 0.0)\n",
         "A compiled function does not tell whether somebody has fewer rows",
-        f"{INTEGRATE} -k 'test_people_without_records'",
+        f"{INTEGRATE} -k 'test_there_is_one_graph'",
     ),
     Mutant(
         ORIGINS_PY,
@@ -468,7 +475,7 @@ OF_MODELS = [
         '        name += f", no. {same + 1}" if same else ""\n',
         "",
         "To declare one array public is not to declare its like",
-        f"{ORIGINS} {ROLES} -k 'declared or public or called'",
+        f"{ORIGINS} -k 'declared_public_is_not_its_like'",
     ),
     Mutant(
         ORIGINS_PY,

@@ -39,6 +39,7 @@ PRIVATE = {
     "an index": lambda b: b[np.array([0, 1, 1])],
     "what is counted": lambda b: pt.zeros(3)[np.array([0, 1])].inc(b[0]),
     "a shared number": lambda b: b * pytensor.shared(3.0),
+    "where a number is written": lambda b: b * pt.zeros(3)[np.array([0, 1])].set(1.0),
     "inside a loop": lambda b: pytensor.map(
         lambda z: z * pt.as_tensor(y).mean(), [b], return_updates=False
     ),
@@ -68,6 +69,15 @@ def test_what_may_be_of_people(name):
         b = pm.Normal("b", shape=3)
         (found,) = private(PRIVATE[name](b), model)
     assert "array" in found
+
+
+def test_an_array_that_is_declared_public_is_not_its_like():
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=3)
+        both = b * np.arange(3.0) + b * x[:3]
+        found = private(both, model)
+        assert found == ["the array in `b * x`", "the array in `b * x`, no. 2"]
+        assert private(both, model, public=found[:1]) == found[1:]
 
 
 def test_lengths_of_data_are_no_data():
