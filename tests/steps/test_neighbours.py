@@ -150,7 +150,11 @@ def labels_of_records(model):
     pm.Deterministic("w", model["mu"] * pt.ones(40), dims="person")
 
 
-@pytest.mark.parametrize("spoil", [length_of_dimension, labels_of_records])
+def start_of_dimension(model):
+    pm.Normal("z", 0, 1, initval=1 / model.dim_lengths["person"])
+
+
+@pytest.mark.parametrize("spoil", [length_of_dimension, labels_of_records, start_of_dimension])
 def test_nor_by_their_dimension(spoil):
     with pm.Model(coords={"person": range(40)}) as model:
         mu = pm.Normal("mu", 0, 1)
