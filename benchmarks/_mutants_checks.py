@@ -2,4 +2,1167 @@
 
 from _mutants import Mutant
 
-MUTANTS: list[Mutant] = []
+DIFFERENTIAL = "tests/test_differential.py"
+ORIGINS = "tests/likelihood/test_origins.py"
+ROLES = "tests/likelihood/test_roles.py"
+SEPARABILITY = "tests/likelihood/test_separability.py"
+RECORDS = "tests/likelihood/test_records.py"
+COMPILED = "tests/likelihood/test_compiled.py"
+HOST = "tests/steps/test_host.py"
+NEIGHBOURS = "tests/steps/test_neighbours.py"
+INTERRUPTS = "tests/test_interrupts.py"
+MECHANISMS = "tests/test_mechanisms.py"
+RESULTS = "tests/test_results.py"
+REPORT = "tests/test_report.py"
+SAMPLING = "tests/test_sampling.py"
+PREDICTION = "tests/test_prediction.py"
+INTEGRATE = "tests/test_integrate_out.py"
+EXPECTED = "tests/test_expected.py"
+COMPARE = "tests/assessment/test_compare.py"
+
+ORIGINS_PY = "likelihood/origins.py"
+CONTAINMENT = "likelihood/containment.py"
+ROLES_PY = "likelihood/roles.py"
+SIZES = "likelihood/sizes.py"
+UNIT = "likelihood/unit.py"
+
+# -- what had been found and mended, broken again -----------------------------------------------------
+
+MENDED = [
+    # What is private follows from how a model is written, and from no value.
+    Mutant(
+        CONTAINMENT,
+        "        if observed & set(ancestors([det], blockers=free)) or origins.private([det], free)\n",
+        """        if observed & set(ancestors([det], blockers=free))
+        or any(
+            set(v.data.ravel().tolist())
+            <= {
+                x
+                for w in origins.leaves(model.observed_RVs, free)
+                if isinstance(w, Constant)
+                for x in w.data.ravel().tolist()
+            }
+            if isinstance(v, Constant)
+            else not origins.is_declared(name)
+            for v, name in origins.leaves([det], free).items()
+        )
+""",
+        "Whether a grid is public is not found out by comparing it with data",
+        f"{DIFFERENTIAL} -k 'test_a_sample_tells_nothing and a_public_grid and penalty'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "return isinstance(v, Constant) and (None in shape or math.prod(shape) > 1)",
+        "return isinstance(v, Constant) and math.prod(v.data.shape) > 1 and v.data.std() > 0",
+        "An array filled with one value is private like any other",
+        f"{DIFFERENTIAL} -k 'test_a_sample_tells_nothing and a_column_of_zeros and penalty'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "private_data=tuple(leaf.name for leaf in roles.record_data if leaf.private),",
+        "private_data=tuple(leaf.name for leaf in roles.record_data if leaf.values.any()),",
+        "The fingerprint of a run depends on no value",
+        f"{DIFFERENTIAL} -k 'test_a_sample_tells_nothing and a_column_of_zeros and penalty'",
+    ),
+    Mutant(
+        "likelihood/naming.py",
+        '    return f"{UNNAMED[0]}{use}`" if use else UNNAMED[1]\n',
+        '    return f"{UNNAMED[0]}{use}`, of shape {node.type.shape}" if use else UNNAMED[1]\n',
+        "What an array is called does not tell the number of records",
+        f"{DIFFERENTIAL} -k 'does_not_tell_who_comes_or_goes and penalty'",
+    ),
+    # The number of units, where it is private.
+    Mutant(
+        SIZES,
+        "    if public_size:\n        _refuse_latents(model, roles)\n    else:\n        _refuse_size(model, roles)\n",
+        "    _refuse_latents(model, roles)\n    if not public_size:\n        _refuse_size(model, roles)\n",
+        "Lengths of public arrays are not compared with a private number of units",
+        f"{DIFFERENTIAL} -k 'test_no_default_and_no_refusal'",
+    ),
+    Mutant(
+        ROLES_PY,
+        "aligned = [k for k, d in enumerate(dims or ()) if d in record_dims]",
+        "aligned = [k for k, s in enumerate(values_of(node).shape) if s == n]",
+        "Whether public data are as long as there are records is not looked at",
+        f"{SEPARABILITY} -k 'test_public_rows_need_the_dimension_of_the_records'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "n_units=roles.n_units if tells_size else None,",
+        "n_units=roles.n_units,",
+        "A private number of units is in no statement and no fingerprint",
+        f"{DIFFERENTIAL} -k 'does_not_tell_who_comes_or_goes and penalty'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "n_records=roles.n_records if tells_size else None,",
+        "n_records=roles.n_records,",
+        "A private number of records is in no fingerprint",
+        f"{DIFFERENTIAL} -k 'does_not_tell_who_comes_or_goes and penalty'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "return self.roles.n_units if self.run.neighbours.public_size else 1",
+        "return self.roles.n_units",
+        "No default scale is chosen by a private number of units",
+        f"{DIFFERENTIAL} -k 'test_no_default_and_no_refusal'",
+    ),
+    Mutant(
+        "evidence/expected.py",
+        "    if delta is None and not relation.public_size:\n",
+        "    if delta is None and made_up.n_units < 1:\n",
+        "Under add-or-remove no δ is made of the number of units",
+        f"{DIFFERENTIAL} -k 'test_defaults_that_would_tell_the_number_are_asked_for'",
+    ),
+    Mutant(
+        "evidence/expected.py",
+        "    elif relation.public_size:\n        n = roles.n_records\n",
+        "    elif roles.n_records:\n        n = roles.n_records\n",
+        "Under add-or-remove not as many records are made up as there are",
+        f"{DIFFERENTIAL} -k 'test_defaults_that_would_tell_the_number_are_asked_for'",
+    ),
+    Mutant(
+        "evidence/expected.py",
+        "(not relation.public_size or n != roles.n_records)",
+        "n != roles.n_records",
+        "Whose made-up records are is not taken from a private number of rows",
+        f"{DIFFERENTIAL} -k 'test_defaults_that_would_tell'",
+    ),
+    # Missing values in what a curator adds up.
+    Mutant(
+        "mechanisms/curator.py",
+        "instead = np.zeros(shape) if joint else lower",
+        "instead = lower",
+        "A row with a gap is no row that no record can have",
+        f"{MECHANISMS} -k 'test_a_row_with_a_missing_value'",
+    ),
+    Mutant(
+        "mechanisms/curator.py",
+        "    if joint:\n        rows =",
+        "    if joint and not missing.size:\n        rows =",
+        "Entries that belong together go together where one is missing",
+        f"{MECHANISMS} -k 'test_a_row_with_a_missing_value'",
+    ),
+    Mutant(
+        "mechanisms/curator.py",
+        "clamped = np.clip(np.where(_missing(records, joint), instead, records), lower, upper)",
+        "clamped = np.nan_to_num(np.clip(records, lower, upper))",
+        "What is missing counts as a value within the bounds",
+        f"{MECHANISMS} -k 'test_sums_are_exact_and_clamped'",
+    ),
+    Mutant(
+        "mechanisms/statistics.py",
+        "        u = clamp(u, -1.0, 1.0)\n",
+        "        u = np.clip(u, -1.0, 1.0)\n",
+        "Moments are formed of records that can be, gaps or not",
+        f"{MECHANISMS} -k 'second_moments'",
+    ),
+    Mutant(
+        "mechanisms/statistics.py",
+        "np.clip(_present(x, a), a, b)",
+        "np.clip(x, a, b)",
+        "A missing value is moved into its range before anything is made of it",
+        f"{MECHANISMS} -k 'test_a_missing_value_is_the_lower_end'",
+    ),
+    # Potentials, refusals, the unit.
+    Mutant(
+        CONTAINMENT,
+        "    for potential in model.potentials:\n",
+        "    for potential in [p for p in model.potentials if p.ndim == 0]:\n",
+        "A Potential with a term for each of the censored is refused",
+        f"{ORIGINS} -k 'potential_for_the_censored'",
+    ),
+    Mutant(
+        CONTAINMENT,
+        "        numbers = [] if rv is None else numbers_of_prior(rv)\n",
+        "        numbers = (\n"
+        "            [v for v in graph_inputs([graph]) if isinstance(v, Constant)]\n"
+        "            if rv is None\n"
+        "            else numbers_of_prior(rv)\n"
+        "        )\n",
+        "Arrays written into a Potential are people's",
+        f"{ORIGINS} -k 'potential_for_the_censored'",
+    ),
+    Mutant(
+        ROLES_PY,
+        "constants, a price list) is declared with `public=[...]`, by the name that it has here;",
+        'constants, a price list) is declared with `public=[" + repr(name) + "]`;',
+        "A refusal does not advise to declare people's covariates public",
+        f"{ORIGINS} -k 'test_no_refusal_says'",
+    ),
+    Mutant(
+        "planning.py",
+        '        if not self.guarantee.unit.startswith("one record"):\n',
+        '        if self.guarantee.unit.startswith("one"):\n',
+        "A plan says that a person with several rows is not protected",
+        f"{SAMPLING} -k 'test_a_plan_says_first_what_is_protected'",
+    ),
+    Mutant(
+        UNIT,
+        """    return f"one record of {names[0]!r}" if len(names) == len(record_dims) == 1 else "one record"\n""",
+        """    return f"one {names[0]}" if len(names) == len(record_dims) == 1 else "one record"\n""",
+        "A record is called a person only where it was said that it is",
+        f"{ROLES} -k 'test_labels_that_repeat_make_no_difference'",
+    ),
+    # What fails, fails before anything is spent; an interrupt loses nothing.
+    Mutant(
+        "sampling.py",
+        "    _rehearse(built, for_host)\n    with hidden(quietly):\n",
+        "    with hidden(quietly):\n",
+        "What can fail without data fails before anything is spent",
+        f"{SAMPLING} -k 'test_what_can_fail_without_data'",
+    ),
+    Mutant(
+        "sampling.py",
+        '    except ImportError as missing:\n        for_host["progressbar"] = False\n',
+        "    except ImportError as missing:\n",
+        "A progress bar that cannot be shown costs no run",
+        f"{SAMPLING} -k 'test_a_progress_bar_that_cannot_be_made'",
+    ),
+    Mutant(
+        "steps/surrogate.py",
+        "            if self._finish is None or not isinstance(failure, KeyboardInterrupt):\n",
+        "            if self._finish is None or isinstance(failure, KeyboardInterrupt):\n",
+        "Ctrl-C does not lose a law that is released and paid for",
+        f"{INTERRUPTS} -k 'test_a_finished_law_is_not_lost and known'",
+    ),
+    Mutant(
+        "steps/normal.py",
+        "        self._finish = partial(self._normal, anchor, anchor, parameters.labels, parameters.largest)\n",
+        "",
+        "Ctrl-C in what follows a search does not lose what it found",
+        f"{INTERRUPTS} -k 'test_a_finished_law_is_not_lost'",
+    ),
+    Mutant(
+        "sampling.py",
+        "    found = _sampled(built, for_host)\n    with deferred(lambda: None):\n",
+        "    found = _sampled(built, for_host)\n    with nullcontext():\n",
+        "Ctrl-C while a result is released and judged does not lose it",
+        f"{INTERRUPTS} -k 'test_a_finished_law_is_not_lost and (released or judged)'",
+    ),
+    Mutant(
+        "sampling.py",
+        "        with nullcontext() if in_processes else deferred(end):\n",
+        "        with nullcontext():\n",
+        "Ctrl-C ends a chain with its iteration, and no other begins",
+        f"{INTERRUPTS} -k 'test_a_chain_ends_with_its_iteration'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "        self.was_interrupted |= self._in_chain\n",
+        "",
+        "After an interrupt in one chain no other is begun",
+        f"{INTERRUPTS} -k 'test_a_callback_may_interrupt_too'",
+    ),
+    # Reading is free; statistics; separability.
+    Mutant(
+        "steps/host.py",
+        '        return step.__dict__["stats_dtypes"]\n',
+        '        step.run.reserve()\n        return step.__dict__["stats_dtypes"]\n',
+        "Reading an attribute spends nothing",
+        f"{HOST} -k 'test_reading_an_attribute_spends_nothing'",
+    ),
+    Mutant(
+        "results.py",
+        '    return {*json.loads(attrs.get("privacy_statistics", "[]")), *STATS}\n',
+        """    def own(kind: Any) -> set[str]:
+        return {*kind.own_stats}.union(*map(own, kind.__subclasses__()))
+
+    return {*json.loads(attrs.get("privacy_statistics", "[]")), *STATS, *own(PrivateStep)}
+""",
+        "What one step declares as its statistics no other may release",
+        f"{HOST} -k 'test_statistics_of_one_step_are_no_others'",
+    ),
+    Mutant(
+        "likelihood/separability.py",
+        "            if not _same(before[~hit], after[~hit]):\n",
+        "            if not np.isfinite(after[~hit]).all() or not _same(before[~hit], after[~hit]):\n",
+        "Where nothing can be computed is not taken for dependence",
+        f"{SEPARABILITY} -k 'no_value_of_a_record or raw_column or zoo'",
+    ),
+    Mutant(
+        "likelihood/separability.py",
+        "    return np.array_equal(a, b, equal_nan=True)\n",
+        "    return np.array_equal(a, b)\n",
+        "A term that is undefined twice has not changed",
+        f"{SEPARABILITY} -k 'no_value_of_a_record or raw_column or zoo'",
+    ),
+    Mutant(
+        "likelihood/separability.py",
+        "    return np.array_equal(a, b, equal_nan=True)\n",
+        "    return np.allclose(a, b, rtol=1e-3, atol=1e-3, equal_nan=True)\n",
+        "A dependence is refused however small it is",
+        f"{SEPARABILITY} -k 'coupl or black_box'",
+    ),
+    Mutant(
+        "likelihood/separability.py",
+        '_KINDS = ("copy", "nan", "noise", "infinite", "extreme")\n',
+        '_KINDS = ("nan",)\n',
+        "Dependence is found whatever a record is changed to",
+        f"{SEPARABILITY} -k 'coupl or black_box'",
+    ),
+    Mutant(
+        "likelihood/separability.py",
+        '_KINDS = ("copy", "nan", "noise", "infinite", "extreme")\n',
+        '_KINDS = ("copy", "noise", "infinite", "extreme")\n',
+        "Dependence on how many are missing is found",
+        f"{SEPARABILITY} -k 'coupled_records_are_refused'",
+    ),
+    Mutant(
+        "likelihood/separability.py",
+        "_SPREADS = (0.0, 0.3, 1.0, 1.0, 3.0, 3.0)\n",
+        "_SPREADS = (0.0, 0.1)\n",
+        "Dependence that shows only at other parameters is found",
+        f"{SEPARABILITY} -k 'coupling or mean_without_influence'",
+    ),
+    Mutant(
+        "likelihood/separability.py",
+        "        _compare_alone(likelihood, points[:2], rows)\n",
+        "",
+        "A term does not depend on a record's place either",
+        f"{RECORDS} -k 'position or number_of_records'",
+    ),
+    # What is put into a result later.
+    Mutant(
+        "results.py",
+        "        known |= {draws: variables, of_draws: statistics}\n",
+        "        known |= {draws: list(groups[draws].data_vars) if draws in groups else (), of_draws: statistics}\n",
+        "A variable that was put among the draws is not covered",
+        f"{REPORT} -k 'test_what_was_put_into_a_result_later'",
+    ),
+    Mutant(
+        "results.py",
+        "    found = [name for name in groups if name not in known]\n",
+        "    found: list[str] = []\n",
+        "A group that was put into a released result is not covered",
+        f"{REPORT} -k 'later'",
+    ),
+    Mutant(
+        "prediction.py",
+        "    outcomes.refuse_out_of_range(next(outcomes.points(posterior)), n, given)\n",
+        "",
+        "A prediction for a group that is not there is refused",
+        f"{PREDICTION} -k 'test_an_index_of_no_group_is_refused'",
+    ),
+    Mutant(
+        "likelihood/outcomes.py",
+        "            if low < -length or high >= length:\n",
+        "            if low < -length or high > length:\n",
+        "The first group that is not there is none",
+        f"{PREDICTION} -k 'test_an_index_of_no_group_is_refused'",
+    ),
+    # A promise of nothing is said to be one.
+    Mutant(
+        "privacy/guarantee.py",
+        "        if power >= _TOLD_APART:\n",
+        "        if power > 1:\n",
+        "A huge ε is said to protect next to nothing",
+        f"{SAMPLING} -k 'test_a_promise_of_nothing_is_said_to_be_one'",
+    ),
+    Mutant(
+        "privacy/guarantee.py",
+        "        if self.delta * (self.n_units or 1 / _LARGE_DELTA) >= 1:\n",
+        "        if self.delta * (self.n_units or 0) >= 1:\n",
+        "A δ too large for any data set is named",
+        f"{SAMPLING} -k 'test_a_promise_of_nothing_is_said_to_be_one'",
+    ),
+    Mutant(
+        "privacy/guarantee.py",
+        "        if self.delta * (self.n_units or 1 / _LARGE_DELTA) >= 1:\n",
+        "        if self.delta >= 1:\n",
+        "A δ above one in the number of units is named",
+        f"{SAMPLING} -k 'test_a_promise_of_nothing_is_said_to_be_one'",
+    ),
+    Mutant(
+        "sampling.py",
+        "    for caution in built.guarantee.cautions:\n",
+        "    for caution in ():\n",
+        "Cautions are said before a run",
+        f"{SAMPLING} -k 'test_a_promise_of_nothing_is_said_to_be_one'",
+    ),
+    Mutant(
+        "privacy/ledger.py",
+        "        return composed_epsilon(self.events(), self.delta)\n",
+        "        return sum(composed_epsilon(plan.total, self.delta) for plan in self.runs())\n",
+        "What is spent is the cost of all runs together, composed",
+        "tests/privacy/test_ledger.py -k 'reserved_is_spent_and_composes'",
+    ),
+    # Functions whose shape people have.
+    Mutant(
+        "integration.py",
+        "        terms = pt.switch(there[:, None] > 0.5, terms, 0.0)\n",
+        "        if not panel.there.all():\n            terms = pt.switch(there[:, None] > 0.5, terms, 0.0)\n",
+        "A compiled function does not tell whether somebody has fewer rows",
+        f"{INTEGRATE} -k 'test_there_is_one_graph'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "                and math.prod(c.type.shape) <= _MAX_AXES\n",
+        "",
+        "An array of people is no size of a variable",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+]
+
+# -- likelihood/ --------------------------------------------------------------------------------------
+
+OF_MODELS = [
+    Mutant(
+        ORIGINS_PY,
+        "(None in shape or math.prod(shape) > 1)",
+        "(None in shape or math.prod(shape) > 2)",
+        "An array of two numbers is no number that a model is written with",
+        f"{ORIGINS} -k 'test_what_may_be_of_people'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "            return id(v) not in self._lengths and not of_dim\n",
+        "            return id(v) not in self._lengths and not of_dim and v.type.ndim > 0\n",
+        "A single number that can be replaced is private",
+        f"{ORIGINS} -k 'people or advise or refusal'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "v.name in self._model.dim_lengths and v.type.ndim == 0",
+        "v.name in self._model.dim_lengths",
+        "Data that have the name of a dimension are data",
+        f"{ORIGINS} {ROLES}",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "            found.add(node.inputs[1])\n",
+        "            found.update(node.inputs)\n",
+        "An array that is given another shape is private as before",
+        f"{ORIGINS} {ROLES}",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "        if positions and set(blockers) & set(ancestors([value], blockers=list(blockers))):\n",
+        "        if positions:\n",
+        "Positions of people in a table are private",
+        f"{ORIGINS} -k 'test_what_may_be_of_people'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "        elif isinstance(v.owner.op, Elemwise | DimShuffle | SpecifyShape) or _distribution(v.owner):\n",
+        "        else:\n",
+        "A statistic of people in a prior is no number of the prior",
+        f"{ORIGINS} {ROLES} -k 'prior'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "        pending = list(_inner_outputs(graphs, blockers))\n",
+        "        pending: list[list[Variable]] = []\n",
+        "Data inside loops and functions are found",
+        f"{ORIGINS} {ROLES} -k 'people or left_out or refused'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "            pending += _inner_outputs(inner, ())\n",
+        "",
+        "Data inside functions within functions are found",
+        f"{ORIGINS} {ROLES} {SEPARABILITY} -k 'people or left_out or refused'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "            not of_pymc or isinstance(node.op, CustomSymbolicDistRV)\n",
+        "            not of_pymc\n",
+        "Data that the `dist` of a user's own distribution captures are found",
+        f"{ROLES} {SEPARABILITY} -k 'refused'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        '        name += f", no. {same + 1}" if same else ""\n',
+        "",
+        "To declare one array public is not to declare its like",
+        f"{ORIGINS} -k 'declared_public_is_not_its_like'",
+    ),
+    Mutant(
+        ORIGINS_PY,
+        "        and isinstance(v.owner.inputs[0], SharedVariable | Constant)\n",
+        "",
+        "A length that depends on values is no length",
+        f"{ORIGINS} {ROLES}",
+    ),
+    Mutant(
+        CONTAINMENT,
+        "observed & set(ancestors([det], blockers=free)) or origins.private([det], free)",
+        "origins.private([det], free)",
+        "A function of an observed variable is in no result",
+        f"{ROLES} -k 'left_out'",
+    ),
+    Mutant(
+        CONTAINMENT,
+        "        blockers = [x for x in free if x is not rv]\n        numbers",
+        "        blockers = list(free)\n        numbers",
+        "No prior may be a function of private data",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+    Mutant(
+        CONTAINMENT,
+        "        written += [(rv, support_point(rv)) for rv in functions if has_functions(rv, ())]\n",
+        "",
+        "A start that a function computes from data is refused",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+    Mutant(
+        CONTAINMENT,
+        "        if has_functions(rv, others) or _captures(model.rvs_to_transforms[rv]):\n",
+        "        if has_functions(rv, others):\n",
+        "A transform that captures data is refused",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+    Mutant(
+        CONTAINMENT,
+        "            written.append((rv, start))\n",
+        "            pass\n",
+        "An initial value that is computed from data is refused",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+    Mutant(
+        ROLES_PY,
+        "            if size == n and (d is None or not record_dims)\n",
+        "            if size == n\n",
+        "Data along another dimension are not taken for rows of records",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+    Mutant(
+        ROLES_PY,
+        "    if len(axes) == 1:\n        return axes[0]\n",
+        "    if axes:\n        return axes[0]\n",
+        "A matrix between records is refused",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+    Mutant(
+        ROLES_PY,
+        "    _refuse_unknown(x for x in public if x not in named and x not in origins.described)\n",
+        "",
+        "A declaration that no array answers to is refused",
+        f"{ROLES} -k 'test_an_array_without_a_name_is_declared'",
+    ),
+    Mutant(
+        ROLES_PY,
+        "    if not any(leaf.private for leaf in record_data):\n",
+        "    if not record_data:\n",
+        "A model in which all is declared public is refused",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+    Mutant(
+        ROLES_PY,
+        "        if not origins.is_declared(name):\n            refuse_hidden(name)\n",
+        "        pass\n",
+        "Data that no rows can take the place of are refused",
+        f"{ROLES} {SEPARABILITY} -k 'refused'",
+    ),
+    Mutant(
+        ROLES_PY,
+        "        if leaf.private\n        and (dims",
+        "        if not leaf.private\n        and (dims",
+        "Labels of records are private under every name of their axis",
+        f"{RESULTS} -k 'labels_of_records'",
+    ),
+    Mutant(
+        SIZES,
+        "        told = any(v in lengths or v.name in roles.record_dims for v in met)\n",
+        "        told = any(v in lengths for v in met)\n",
+        "No initial value is a function of a private number of records",
+        f"{NEIGHBOURS} -k 'number_of_records or dimension'",
+    ),
+    Mutant(
+        SIZES,
+        "    if aligned := [leaf.name for leaf in roles.record_data if not leaf.private]:\n",
+        "    if aligned := [leaf.name for leaf in roles.record_data[1:] if leaf.axis > 0]:\n",
+        "Public data with a row per record tell a private number of records",
+        f"{NEIGHBOURS} {ROLES} {DIFFERENTIAL} -k 'number_of_records or dimension or public or would_tell'",
+    ),
+    Mutant(
+        SIZES,
+        "        if told or roles.record_dims & set(dims) or _counts_records(graph, blockers, roles):\n",
+        "        if told or _counts_records(graph, blockers, roles):\n",
+        "No result has an axis as long as a private number of records",
+        f"{NEIGHBOURS} -k 'number_of_records or dimension'",
+    ),
+    Mutant(
+        SIZES,
+        "        if axis is None or (isinstance(op, Shape_i) and op.i == axis):\n",
+        "        if axis is not None and isinstance(op, Shape_i) and op.i == axis:\n",
+        "A length of private data that the likelihood does not read is private",
+        f"{NEIGHBOURS} -k 'number_of_records or dimension'",
+    ),
+    Mutant(
+        SIZES,
+        "            if not isinstance(user.op, Subtensor) or len(at) != 1 or at[0] % leaf.type.ndim == axis:\n",
+        "            if isinstance(user.op, Subtensor) and len(at) == 1 and at[0] == axis:\n",
+        "The number of records is private however it is read off a shape",
+        f"{NEIGHBOURS} -k 'number_of_records or dimension'",
+    ),
+    Mutant(
+        UNIT,
+        "    return place[codes], len(labels)\n",
+        "    return codes, len(labels)\n",
+        "What a person is called moves nobody's place",
+        f"{ROLES} -k 'test_identifiers_of_units'",
+    ),
+    Mutant(
+        UNIT,
+        "    if dim is None and len(found) > 1:\n",
+        "    if len(found) > 2:\n",
+        "Records of several dimensions are not taken for the same people",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+    Mutant(
+        UNIT,
+        "                    if levels >= MANY:\n",
+        "                    if levels >= MANY and levels == roles.n_records:\n",
+        "With an effect for each of many it is asked whose rows are whose",
+        f"{SAMPLING} -k 'test_an_effect_for_each_of_many'",
+    ),
+    Mutant(
+        "likelihood/refusals.py",
+        "    if set(left_out) & set(variables if var_names is None else var_names):\n",
+        "    if var_names is None and left_out:\n",
+        "PyMC does not store what depends on private data",
+        f"{RESULTS} -k 'test_pymc_may_not_compute_them_either'",
+    ),
+    Mutant(
+        "likelihood/refusals.py",
+        "        if record_dims & set(model.named_vars_to_dims.get(rv.name, ())):\n",
+        "        if record_dims == set(model.named_vars_to_dims.get(rv.name, ())) and rv.ndim > 1:\n",
+        "A free variable with an entry for each record is refused",
+        f"{ROLES} -k 'test_refused_by_name'",
+    ),
+    Mutant(
+        SIZES,
+        "        if any(s >= MANY and s in (roles.n_records, roles.n_units) for s in shape):\n",
+        "        if any(s >= MANY and s == roles.n_records for s in shape):\n",
+        "A free variable with an entry for each unit is refused",
+        f"{HOST} -k 'an_effect_for_each_person'",
+    ),
+    Mutant(
+        "likelihood/made_up.py",
+        "        x = rng.integers(_WHOLE, size=shape)\n",
+        "        x = rng.integers(int(leaf.values.max()) + 1, size=shape)\n",
+        "Dependence that no value of the data shows is found",
+        f"{SEPARABILITY} -k 'coupling_that_does_not_show_in_the_data'",
+    ),
+    Mutant(
+        "likelihood/separability.py",
+        "            rows = _with_outcomes(parameters.model, likelihood, rows)\n",
+        "            rows = [leaf.values for leaf in likelihood.roles.record_data]\n",
+        "Whether a model is refused is not found out with real records",
+        f"{SEPARABILITY} {DIFFERENTIAL} -k 'coupl or zoo or (tells_nothing and penalty and substitute)'",
+    ),
+    Mutant(
+        "likelihood/compiled.py",
+        "            check_separability(self.parameters, likelihood)\n",
+        "            pass\n",
+        "No step is built for records that depend on each other",
+        f"{HOST} -k 'test_a_coupled_model_is_refused_by_a_step'",
+    ),
+    Mutant(
+        "likelihood/compiled.py",
+        "            if v.get_value(borrow=True) is not self._data.get(v.name)\n",
+        "            if v.get_value(borrow=True).tobytes() != self._data[v.name].tobytes()\n",
+        "Whether data were replaced is not found out by their values",
+        f"{DIFFERENTIAL} -k 'test_data_that_were_replaced'",
+    ),
+    Mutant(
+        "likelihood/compiled.py",
+        "        return find_cut(self._graph) if self.roles.unit_of_record is None else None\n",
+        "        return find_cut(self._graph)\n",
+        "Who has several rows is not taken to see one group",
+        "tests/steps/test_groups.py -k 'test_units_of_several_records_are_not_cut'",
+    ),
+    Mutant(
+        "likelihood/compiled.py",
+        "        if added:\n",
+        "        if len(added) > 1:\n",
+        "A Deterministic that is added after the checks is refused",
+        f"{HOST} -k 'test_deterministic_added_later_is_refused'",
+    ),
+    Mutant(
+        "likelihood/outcomes.py",
+        "            refuse_captured(model, outcomes, roles.public_data)\n",
+        "",
+        "A function that draws outcomes captures no data",
+        "tests/assessment/test_check_predictions.py -k 'test_outcomes_that_a_function_draws_are_refused'",
+    ),
+    Mutant(
+        "likelihood/outcomes.py",
+        "            outcomes = [keep_indices_in_range(v, set(inputs)) for v in drawn]\n",
+        "            outcomes = drawn\n",
+        "An index out of range reads nothing when outcomes are drawn",
+        "tests/assessment/test_check_predictions.py -k 'index_out_of_range'",
+    ),
+    Mutant(
+        "likelihood/panel.py",
+        "        values[~self.there.any(axis=1)] = 0\n",
+        "",
+        "Who has no rows holds nobody else's",
+        f"{INTEGRATE} -k 'test_people_without_records'",
+    ),
+    Mutant(
+        "likelihood/panel.py",
+        "_by_person(rows_of(values_of(index), people), people)",
+        "_by_person(values_of(index), people)",
+        "An index of nobody makes no error when an effect is integrated out",
+        f"{INTEGRATE} -k 'test_an_index_of_nobody'",
+    ),
+    Mutant(
+        "likelihood/record_graph.py",
+        "    return id(leaf.values if fixed else leaf.variable), leaf.axis\n",
+        "    return hash(leaf.values.tobytes()) if fixed else id(leaf.variable), leaf.axis\n",
+        "Two arrays that are equal by chance are two",
+        "tests/steps/test_groups.py -k 'written_twice'",
+    ),
+    Mutant(
+        "likelihood/record_graph.py",
+        "    refuse_captured(model, [total], roles.public_data)\n",
+        "",
+        "A function that computes a density captures no data",
+        f"{SEPARABILITY} -k 'captured'",
+    ),
+    Mutant(
+        "likelihood/compilation.py",
+        "                changed[position] = pt.clip(index, -length, length - 1).astype(index.type.dtype)\n",
+        "                changed[position] = pt.clip(index, -length, length).astype(index.type.dtype)\n",
+        "An index out of range is the nearest in range",
+        f"{RECORDS} {SEPARABILITY} -k 'index_out_of_range or no_value_of_a_record'",
+    ),
+]
+
+# -- what is expected, released, sampled, said -------------------------------------------------------------
+
+OF_RUNS = [
+    Mutant(
+        "evidence/made_up_records.py",
+        "    if leaf.private or leaf.values.shape != shape:\n",
+        "    if leaf.values.shape != shape:\n",
+        "What is expected of a run is computed from made-up covariates alone",
+        f"{EXPECTED} -k 'more_than_made_up_data'",
+    ),
+    Mutant(
+        "evidence/made_up_records.py",
+        "        if has_functions(rv, model.free_RVs):\n",
+        "        if has_functions(rv, model.free_RVs) and not compiled.d:\n",
+        "Outcomes are not made up by a function that may hold data",
+        f"{EXPECTED} -k 'more_than_made_up_data'",
+    ),
+    Mutant(
+        "evidence/expected.py",
+        "        check_sizes(compiled.model, compiled.roles, relation.public_size)\n",
+        "",
+        "What is expected tells no private number by way of a prior",
+        f"{EXPECTED} -k 'more_than_made_up_data'",
+    ),
+    Mutant(
+        "mechanisms/curator.py",
+        "    _pay(ledger, name, description, _event(law, noise_scale / sensitivity, noise_scale / step))\n",
+        "",
+        "A released sum is charged before its data are read",
+        f"{MECHANISMS} -k 'test_ledger_is_charged or test_release_costs'",
+    ),
+    Mutant(
+        "mechanisms/curator.py",
+        "    if largest > _MAX_SUM * step:\n",
+        "    if largest > 2 * _MAX_SUM * step * len(records) ** 2:\n",
+        "A sum that would not fit its integers is refused",
+        f"{MECHANISMS} -k 'test_bad_release_is_refused'",
+    ),
+    Mutant(
+        "mechanisms/curator.py",
+        '        sensitivity += step * (1 + (entries if family == "laplace" else math.sqrt(entries)))\n',
+        "        sensitivity += step\n",
+        "Rounding to a grid is a part of a sum's sensitivity",
+        f"{MECHANISMS} -k 'rounding'",
+    ),
+    Mutant(
+        "mechanisms/statistics.py",
+        "        return q * (q + 2) ** 2 / (2 * (q + 1))\n",
+        "        return q * (q + 3) / 2\n",
+        "Second moments move as far as is proved, not as a corner does",
+        f"{MECHANISMS} -k 'test_sensitivity_of_second_moments'",
+    ),
+    Mutant(
+        "mechanisms/observed.py",
+        "        if any(argument is not None for argument in given):\n",
+        "        if all(argument is not None for argument in given):\n",
+        "A release that knows its noise is given no other",
+        f"{MECHANISMS} -k 'test_release_travels'",
+    ),
+    Mutant(
+        "steps/guards.py",
+        "    if call.chains != planned.chains:\n",
+        "    if call.chains > planned.chains:\n",
+        "Another number of chains than planned is refused before the charge",
+        f"{HOST} -k 'another_number_of_chains'",
+    ),
+    Mutant(
+        "steps/guards.py",
+        "    if call.draws > planned.draws:\n",
+        "    if call.draws > planned.draws + planned.tune + 1:\n",
+        "More draws than planned are refused before the charge",
+        f"{HOST} -k 'host_draws_and_tune'",
+    ),
+    Mutant(
+        "steps/guards.py",
+        "        and any(not np.array_equal(point[name], left_at[name]) for name in left_at)\n",
+        "        and any(not np.allclose(point[name], left_at[name]) for name in left_at)\n",
+        "A chain that anything else moves is not continued",
+        f"{HOST} -k 'another_step_that_moves'",
+    ),
+    Mutant(
+        "steps/guards.py",
+        "    if set(point) != set(names) or (\n",
+        "    if not set(point) >= set(names) or (\n",
+        "A chain with variables of another step is not continued",
+        f"{HOST} -k 'another_step_that_moves'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "        if strangers := steps_beside(step):\n",
+        "        if strangers := steps_beside(step)[1:]:\n",
+        "A step beside the private one is refused before the charge",
+        f"{HOST} -k 'no_other_step'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "        refuse_to_store(self.model, self.roles.left_out, call.var_names)\n",
+        "",
+        "A host that would store private Deterministics is refused",
+        f"{RESULTS} -k 'test_pymc_may_not_compute_them_either'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "        if self.tuning_over != (self.used >= self.guarantee.tune):\n",
+        "        if self.tuning_over and self.used < self.guarantee.tune:\n",
+        "More tuning than planned is refused without a look at the host",
+        f"{HOST} -k 'tuning_guard'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "        if self.was_interrupted and self.guarantee.events:\n",
+        "        if self.was_interrupted:\n",
+        "Draws that are paid for are handed out after an interrupt",
+        f"{INTERRUPTS} -k 'test_a_finished_law_is_not_lost'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "            if not (self._has_draws and self._in_chain):\n",
+        "            if self._has_draws:\n",
+        "An error of the account loses no draws that came before it",
+        f"{INTERRUPTS} -k 'test_an_error_of_the_account'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "            self._rehearsed, self.sampling_state = False, state\n",
+        "            self._rehearsed = False\n",
+        "A rehearsal leaves no trace in a step",
+        f"{HOST} {SAMPLING} -k 'attribute or partial or share_one_ledger'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "        variables = [v.name for v in (*self.model.unobserved_RVs, *self.model.value_vars)]\n"
+        "        return (*(name for name in variables if name not in self.roles.left_out), *constants)\n",
+        "        variables = [v.name for v in (*self.model.unobserved_RVs, *self.model.value_vars)]\n"
+        "        return (*variables, *constants)\n",
+        "What depends on private data is in no list of what may leave",
+        f"{RESULTS} -k 'test_deterministics_of_data or pymc_may_not'",
+    ),
+    Mutant(
+        "steps/host.py",
+        "        constants = [name for name in self.roles.public_data if name not in aligned]\n",
+        "        constants = [leaf.name for leaf in self.roles.record_data]\n",
+        "Of constants only the public ones leave",
+        f"{RESULTS} -k 'drops_what_is_private or public_constants'",
+    ),
+    Mutant(
+        "steps/surrogate.py",
+        "        if 0 < purse.spent < 1 - _ROUNDING:\n            self.run.settle_first(purse.close())\n",
+        "        if 0 < purse.spent < 1 - _ROUNDING:\n            self.run.settle_first(())\n",
+        "A run is settled at what it has released, not at less",
+        "tests/steps/test_anchored.py -k 'search_in_vain or spends_its_purse'",
+    ),
+    Mutant(
+        "steps/surrogate.py",
+        "                self._give_back(purse.close(), type(failure).__name__)\n                raise\n",
+        "                raise\n",
+        "What a run that failed has not released is given back",
+        f"{INTERRUPTS} -k 'given_back or gives_back'",
+    ),
+    Mutant(
+        "steps/surrogate.py",
+        "        if self._draws is None and call.in_processes:\n",
+        "        if self._draws is None and call.in_processes and call.draws < 1:\n",
+        "Chains in processes do not each spend the budget",
+        "tests/steps/test_anchored.py -k 'processes'",
+    ),
+    Mutant(
+        "interrupts.py",
+        "    def handle(*_: Any) -> None:\n        signal.signal(signal.SIGINT, usual)\n",
+        "    def handle(*_: Any) -> None:\n",
+        "A second Ctrl-C ends a run at once",
+        f"{INTERRUPTS} -k 'second_interrupt'",
+    ),
+    Mutant(
+        "interrupts.py",
+        "        or usual is not signal.default_int_handler\n",
+        "        or usual is None\n",
+        "Somebody else's handler of Ctrl-C is left alone",
+        f"{INTERRUPTS} -k 'other_handlers'",
+    ),
+    Mutant(
+        "interrupts.py",
+        "    finally:\n        signal.signal(signal.SIGINT, usual)\n",
+        "    finally:\n        pass\n",
+        "After a run Ctrl-C is what it was",
+        f"{INTERRUPTS} -k 'second_interrupt or other_handlers or callback'",
+    ),
+    Mutant(
+        "results.py",
+        "for dim in v.dims} - private_dims\n",
+        "for dim in v.dims}\n",
+        "Labels of records never leave",
+        f"{RESULTS} -k 'labels_of_records or drops_what_is_private'",
+    ),
+    Mutant(
+        "results.py",
+        "    kept = group[[v for v in group.data_vars if v in names]]\n",
+        "    kept = group\n",
+        "A result has nothing that was not planned to leave",
+        f"{RESULTS} -k 'drops_what_is_private or keeps_its_list'",
+    ),
+    Mutant(
+        "results.py",
+        "    kept.attrs = {k: v for k, v in group.attrs.items() if k in _SAFE_ATTRS}\n",
+        "",
+        "Running times do not leave",
+        f"{RESULTS} -k 'drops_what_is_private'",
+    ),
+    Mutant(
+        "results.py",
+        "    if strangers := sorted(found - of_steps):\n",
+        "    if strangers := sorted(found - of_steps - {'scaling', 'tune'}):\n",
+        "Draws that another step took part in are not released",
+        f"{RESULTS} -k 'foreign_statistics'",
+    ),
+    Mutant(
+        "results.py",
+        "    if runs or any(len(values) != 1 for values in found):\n",
+        "    if runs:\n",
+        "Draws of several runs are not released as one",
+        f"{RESULTS} -k 'two_runs'",
+    ),
+    Mutant(
+        "results.py",
+        "        if sizes[0] != sizes[1]:\n",
+        "        if sizes[0].keys() != sizes[1].keys():\n",
+        "Draws beside another run's statistics are not released",
+        f"{RESULTS} -k 'release'",
+    ),
+    Mutant(
+        "results.py",
+        "    if guarantee.fingerprint != carried.privacy_plan:\n",
+        "    if guarantee.delta != carried.delta:\n",
+        "A result gets the promise of its own run only",
+        f"{RESULTS} -k 'another_process'",
+    ),
+    Mutant(
+        "results.py",
+        '    moved = groups["sample_stats"]["accepted"].any("draw")\n',
+        '    moved = groups["sample_stats"]["accepted"].any()\n',
+        "A chain that never moved is said to be one",
+        f"{RESULTS} -k 'never_moved'",
+    ),
+    Mutant(
+        "sampling.py",
+        '    _check_initial_values(for_host.get("initvals"))\n',
+        "",
+        "Initial values are plain numbers, not expressions of the data",
+        f"{SAMPLING} -k 'test_initial_values_are_plain'",
+    ),
+    Mutant(
+        "sampling.py",
+        "    for point in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:\n",
+        "    for point in given[:1] if isinstance(given, Sequence) else [given]:\n",
+        "The initial values of every chain are looked at",
+        f"{SAMPLING} -k 'initial_values'",
+    ),
+    Mutant(
+        "sampling.py",
+        "    _ask_for_unit(built)\n",
+        "",
+        "It is not guessed whose rows are whose",
+        f"{SAMPLING} -k 'test_an_effect_for_each_of_many'",
+    ),
+    Mutant(
+        "sampling.py",
+        '    for_host.setdefault("compute_convergence_checks", False)\n',
+        "",
+        "PyMC's own remarks, on draws that did not leave, stay out",
+        f"{SAMPLING} -k 'test_one_voice_on_convergence'",
+    ),
+    Mutant(
+        "sampling.py",
+        "                if not isinstance(step, AtOnce):\n                    raise\n",
+        "                raise\n",
+        "Draws that are paid for are handed out whatever fails beside them",
+        f"{SAMPLING} -k 'test_draws_that_are_there'",
+    ),
+    Mutant(
+        "sampling.py",
+        "    if unknown := [name for name in names if name not in known]:\n",
+        "    if unknown := [name for name in names if not name]:\n",
+        "Names that a model has not are refused before anything is spent",
+        f"{RESULTS} -k 'names_that_the_model_has_not'",
+    ),
+    Mutant(
+        "sampling.py",
+        '    if (sizes["chain"], sizes["draw"]) != (plan.chains, plan.draws):\n',
+        '    if sizes["chain"] != plan.chains:\n',
+        "A run that ended early is said to be charged in full",
+        f"{INTERRUPTS} -k 'test_a_chain_ends_with_its_iteration'",
+    ),
+    Mutant(
+        "sampling.py",
+        "        if isinstance(ended, ValueError) and not step.was_interrupted:\n",
+        "        if isinstance(ended, ValueError):\n",
+        "Where nothing can be returned it is said what stays charged",
+        f"{INTERRUPTS} -k 'test_nothing_to_return_is_said'",
+    ),
+    Mutant(
+        "prediction.py",
+        "        if labels is not None and dim not in roles.record_dims\n",
+        "        if labels is not None\n",
+        "Predictions have no labels of people",
+        f"{PREDICTION} -k 'law_of_the_model or nothing_private'",
+    ),
+    Mutant(
+        "prediction.py",
+        '        {k: v for k, v in attrs.items() if k.startswith(("privacy_", "pymc_dp_"))},\n',
+        "        {},\n",
+        "Predictions state the guarantee of their draws",
+        f"{PREDICTION} -k 'guarantee_of_the_draws'",
+    ),
+    Mutant(
+        "prediction.py",
+        "    needed = [leaf for leaf in roles.record_data if leaf.variable in known]\n",
+        "    needed = [leaf for leaf in roles.record_data if leaf.variable in known and leaf.private]\n",
+        "Rows of what is public are asked for too",
+        f"{PREDICTION} -k 'public or law_of_the_model'",
+    ),
+    Mutant(
+        "integration.py",
+        "    gone |= {det for det in model.deterministics if gone & set(held([det]))}\n",
+        "",
+        "An integrated model has no function of the effects",
+        f"{INTEGRATE} -k 'integral or person'",
+    ),
+    Mutant(
+        "integration.py",
+        "    setattr(integrated, DECLARED_UNIT, person)  # all records of one are one now\n",
+        "",
+        "Where effects are integrated out, a person is protected and named",
+        f"{INTEGRATE} -k 'test_the_unit_is_a_person'",
+    ),
+    Mutant(
+        "integration.py",
+        "    if model.potentials:\n",
+        "    if len(model.potentials) > 1:\n",
+        "A Potential does not get lost when an effect is integrated out",
+        f"{INTEGRATE} -k 'refused'",
+    ),
+    Mutant(
+        "planning.py",
+        '            *(("Caution", caution) for caution in g.cautions),\n',
+        "",
+        "A plan has the cautions in it",
+        f"{SAMPLING} -k 'promise_of_nothing'",
+    ),
+    Mutant(
+        "planning.py",
+        "    return Plan(step.guarantee, step.ledger, step.roles.left_out)\n",
+        "    return Plan(step.guarantee, step.ledger)\n",
+        "A plan names what will be left out",
+        f"{RESULTS} -k 'test_deterministics_of_data'",
+    ),
+    Mutant(
+        "assessment/same_units.py",
+        "        if not np.array_equal(_owners(a), _owners(b)):\n",
+        "        if (a.unit_of_record is None) != (b.unit_of_record is None):\n",
+        "Models of other people's rows are not compared",
+        f"{COMPARE} -k 'other_owners'",
+    ),
+    Mutant(
+        "assessment/same_units.py",
+        "        if (a.n_records, a.n_units) != (b.n_records, b.n_units):\n",
+        "        if a.n_records != b.n_records:\n",
+        "Models of other numbers of units are not compared",
+        f"{COMPARE} -k 'other_people or other_owners'",
+    ),
+    Mutant(
+        "privacy/purse.py",
+        "        if os.getpid() != self._process:\n",
+        "        if os.getpid() < 0:\n",
+        "A forked copy of a purse spends nothing",
+        "tests/privacy/test_purse.py -k 'forked'",
+    ),
+    Mutant(
+        "privacy/purse.py",
+        "min(max(spent, LEAST_SHARE), 1.0)",
+        "min(spent, 1.0) or 1e-30",
+        "A purse that was opened is never closed at nothing",
+        "tests/privacy/test_purse.py -k 'closed'",
+    ),
+    Mutant(
+        "privacy/purse.py",
+        "    __deepcopy__ = __reduce__ = __copy__\n",
+        "",
+        "A purse cannot be copied or pickled",
+        "tests/privacy/test_purse.py -k 'closed'",
+    ),
+    Mutant(
+        "privacy/guarantee.py",
+        '    return f"{math.ceil(epsilon / unit) * unit:.4g}"\n',
+        '    return f"{epsilon:.4g}"\n',
+        "A stated ε is rounded up",
+        "tests/privacy/test_neighbours.py -k 'rounded_up'",
+    ),
+    Mutant(
+        "privacy/guarantee.py",
+        "        if relation.public_size or not self.secure:\n            return self.epsilon\n",
+        "        if relation.public_size or not self.secure or self.budget is not None:\n            return self.epsilon\n",
+        "The ε of replacing is stated beside that of removing",
+        "tests/privacy/test_neighbours.py -k 'both_costs'",
+    ),
+    Mutant(
+        "privacy/guarantee.py",
+        'if k not in ("run_id", "measured")}\n',
+        'if k not in ("run_id", "measured", "variables")}\n',
+        "Runs that may release other things have other fingerprints",
+        f"{RESULTS} -k 'another_process or fingerprint'",
+    ),
+    Mutant(
+        "privacy/ledger.py",
+        "        for plan in plans:\n            self.check_neighbours(plan.neighbours)\n",
+        "",
+        "An account adds up costs of one relation only",
+        "tests/privacy/test_neighbours.py -k 'account or other_kind'",
+    ),
+    Mutant(
+        "privacy/ledger.py",
+        "            if taken >= plan.chains and plan.events:\n",
+        "            if taken > plan.chains and plan.events:\n",
+        "No more chains start than were paid for",
+        "tests/privacy/test_ledger.py -k 'claims_a_slot'",
+    ),
+    Mutant(
+        "privacy/ledger.py",
+        "            filtered = all(isinstance(e, Gaussian) for p in runs for e in p.events)\n",
+        "            filtered = all(isinstance(e, Gaussian) for e in plan.events)\n",
+        "Nothing is given back where no filter is known",
+        "tests/privacy/test_ledger.py -k 'no_filter_is_known'",
+    ),
+]
+
+MUTANTS: list[Mutant] = [*MENDED, *OF_MODELS, *OF_RUNS]

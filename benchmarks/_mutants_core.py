@@ -1172,7 +1172,7 @@ MUTANTS: list[Mutant] = [
         "tests/steps/test_host.py -k 'continued_twice or two_copies'",
     ),
     Mutant(
-        "steps/at_once.py",
+        "steps/surrogate.py",
         "self._give_back(purse.close(), type(failure).__name__)",
         "self._give_back(tuple(replace(e, noise_multiplier=100 * e.noise_multiplier) "
         "for e in purse.close()), type(failure).__name__)",
@@ -1180,7 +1180,7 @@ MUTANTS: list[Mutant] = [
         "tests/test_interrupts.py -k 'error_in_the_search or in_the_search'",
     ),
     Mutant(
-        "steps/at_once.py",
+        "steps/surrogate.py",
         "self.run.settle_first(purse.close())",
         "self.run.settle_first(tuple(replace(e, noise_multiplier=100 * e.noise_multiplier) "
         "for e in purse.close()))",

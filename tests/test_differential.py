@@ -421,6 +421,8 @@ def test_data_that_were_replaced_are_refused_whatever_they_are(tells_nothing):
 
 FEW = 30
 """As many units as there are entries in arrays that are public."""
+WIDE = 120
+"""As many as there would have to be for a parameter to be taken for one per unit."""
 
 
 def coming(n, people=False):
@@ -436,7 +438,7 @@ def coming(n, people=False):
         pm.Deterministic("unnamed", b[0] * np.ones(FEW))
         pm.Deterministic("fit", pm.Data("X", rng(1).normal(size=(rows, 3))) @ b, dims="person")
         x = rng(2).normal(size=rows)
-        mean = a + model["X"] @ (b * weights) + x
+        mean = a * x + model["X"] @ (b * weights)
         pm.Normal("y", mean, 1, observed=rng(3).normal(size=rows), dims="person")
     return model
 
@@ -485,6 +487,26 @@ def test_a_sample_of_one_parameter_does_not_tell_who_comes_or_goes(sampler, tell
     assert not tells_nothing(run, N, N + 1)["error"]
 
 
+def wide(n):
+    """Of parameters as many as there are units, or not."""
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=WIDE)
+        pm.Normal("y", b.sum() * rng(1).normal(size=n), 1, observed=rng(2).normal(size=n))
+    return model
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 1e5], ids=["noise limits moves", "noise does not"])
+@pytest.mark.parametrize("step", [dp.DPPenalty, dp.DPHMC])
+def test_no_default_and_no_refusal_tells_who_comes_or_goes(step, epsilon, tells_nothing):
+    def run(n):
+        return step(
+            epsilon=epsilon, delta=1e-3, draws=5, chains=1, model=wide(n), neighbours="add-or-remove",
+            rng=np.random.default_rng(1), **FAST,
+        )  # fmt: skip
+
+    assert not tells_nothing(run, WIDE, WIDE + 1, releases=False)["error"]
+
+
 def test_nothing_else_tells_who_comes_or_goes(tells_nothing):
     """Plans, expectations, comparisons, checks, predictions."""
     of = {"step": dp.DPPenalty, "random_seed": 1, "cores": 1, "progressbar": False}
@@ -518,5 +540,8 @@ def test_defaults_that_would_tell_the_number_are_asked_for():
         dp.expected_privacy_shift(model, epsilon=1.0, delta=1e-3, **CAME)
     with pytest.raises(dp.PrivacyConfigurationError, match="give `delta`"):
         dp.expected_privacy_shift(rate(N), epsilon=1.0, records=100, neighbours="add-or-remove")
+    of_people = {"unit": TWO_EACH, "records": N, "neighbours": "add-or-remove"}
+    with pytest.raises(dp.PrivacyConfigurationError, match="is taken from `unit`"):
+        dp.expected_privacy_shift(rate(N), **of_people, **BUDGET)
     with pytest.raises(dp.PrivacyConfigurationError, match="tell their number"):
         dp.tradeoff(model, **CAME)

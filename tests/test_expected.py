@@ -80,3 +80,33 @@ def test_what_cannot_be_asked(asked):
     model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
     with pytest.raises(dp.PrivacyConfigurationError):
         dp.expected_privacy_shift(model, data={"X": design(1)}, **asked)
+
+
+def drawn_by_a_function(b):
+    pm.CustomDist(
+        "z", b, dist=lambda b, size: pm.Normal.dist(b, 1, size=size), observed=np.zeros(N)
+    )
+
+
+def told_by_a_prior(b):
+    pm.Normal("c", 0, 1 / pm.modelcontext(None)["Y"].shape[0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "given", "words"),
+    [
+        (lambda b: None, {}, r"'X', whose values are not looked at.*`data="),
+        (drawn_by_a_function, {"data": {"X": np.zeros((N, 4))}}, "'z' is drawn by a function of yours"),
+        (
+            told_by_a_prior,
+            {"data": {"X": np.zeros((N, 4))}, "delta": 1e-6, "neighbours": "add-or-remove"},
+            "number of records, which is private",
+        ),
+    ],
+)  # fmt: skip
+def test_what_would_take_more_than_made_up_data_is_refused(spoil, given, words):
+    model = regression(design(2), np.zeros(N), "normal")
+    with model:
+        spoil(model["beta"][0])
+    with pytest.raises(dp.PrivacyError, match=words):
+        dp.expected_privacy_shift(model, epsilon=1.0, **given)

@@ -4,7 +4,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate, stats
 
 import pymc_dp as dp
@@ -233,22 +233,42 @@ def test_names_that_are_not_there():
         dp.integrate_out(panel(logistic), "theta")
 
 
-def test_people_without_records_hold_nobody_elses():
-    """And there is one graph, whether somebody has fewer records than others or not."""
+def panel_of(people):
+    y = np.arange(len(people)) + 1.0
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, 1, shape=5)
+        pm.Normal("y", u[people] + pm.Normal("b") * y, 1, observed=y)
+    return dp.integrate_out(model, "u")
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3, 3, 3), (3, 2, 0, 4, 6)])
+def test_people_without_records_hold_nobody_elses(counts):
+    integrated = panel_of(np.repeat(np.arange(5), counts))
+    for held in integrated.data_vars:
+        assert (held.get_value()[np.array(counts) == 0] == 0).all()
+    assert dp.compile(integrated).roles.unit == "one person"
+
+
+def test_there_is_one_graph_whether_somebody_has_fewer_records_or_not():
     graphs = []
-    for people in (
-        np.repeat(np.arange(5), 3),
-        np.array([0, 0, 0, 1, 1, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4]),
-    ):
-        y = np.arange(15.0) + 1
+    for counts in ((3, 3, 3, 3, 3), (3, 2, 0, 3, 3)):
+        integrated = panel_of(np.repeat(np.arange(5), counts))
+        term = integrated.logp(vars=integrated.observed_RVs, sum=False)
+        graphs.append(str(pytensor.dprint(term, file="str", id_type="")))
+    assert graphs[0] == graphs[1]
+
+
+def test_an_index_of_nobody_is_the_nearest_person():
+    """An error would tell of the row that it is in."""
+
+    def of(people):
         with pm.Model() as model:
             u = pm.Normal("u", 0, 1, shape=5)
-            pm.Normal("y", u[people] + pm.Normal("b") * y, 1, observed=y)
-        integrated = dp.integrate_out(model, "u")
-        held = [v.get_value() for v in integrated.data_vars]
-        missing = np.bincount(people, minlength=5) == 0
-        assert all((x[missing] == 0).all() for x in held)
-        (outcome,) = integrated.observed_RVs
-        graphs.append(str(pytensor.dprint(outcome, file="str", id_type="")))
-    assert graphs[0] == graphs[1]
-    assert dp.compile(integrated).roles.unit == "one person"
+            pm.Normal("y", u[people] + pm.Normal("b"), 1, observed=np.arange(15.0))
+        return [v.get_value() for v in dp.integrate_out(model, "u").data_vars]
+
+    people = np.repeat(np.arange(5), 3)
+    nobody, nearest = people.copy(), people.copy()
+    nobody[[0, 4]], nearest[[0, 4]] = [98765, -98765], [4, 0]
+    for found, expected in zip(of(nobody), of(nearest), strict=True):
+        assert_array_equal(found, expected)

@@ -28,6 +28,14 @@ def model():
     return made
 
 
+@pytest.fixture(autouse=True)
+def usual_handler():
+    """Python's own, also where a shell has started the tests in the background, which ignores SIGINT there."""
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, found)
+
+
 @pytest.fixture
 def interrupted(monkeypatch):
     """Have SIGINT arrive when a function is called for the k-th time, before it does anything."""

@@ -440,16 +440,20 @@ def test_second_moments_of_rows_with_missing_values_keep_their_sensitivity(q, no
 
 
 @pytest.mark.parametrize("norm", [1, 2])
-def test_a_row_with_a_missing_value_is_no_further_than_was_claimed(norm, monkeypatch):
-    """One-hot rows: a claim of 2 (or √2) holds for them and for zeros, not for a row of lower ends."""
+@pytest.mark.parametrize(
+    ("rows", "claims"),
+    [(np.eye(4), (2, math.sqrt(2))), (np.array([[1.0, 1.0], [1.0, -1.0]]), (2, 2))],
+    ids=["one-hot", "an intercept and a sign"],
+)
+def test_a_row_with_a_missing_value_is_no_further_than_was_claimed(rows, claims, norm, monkeypatch):
+    """A claim that holds for such rows and for zeros, not for one of lower ends, or one with zeros in it."""
     no_noise = NoNoise(monkeypatch)
     mechanism = LaplaceMechanism if norm == 1 else GaussianMechanism
-    stated = 2 if norm == 1 else math.sqrt(2)
+    stated = claims[norm - 1]
     keywords = {"bounds": (-1, 1), "sensitivity": stated} | ({} if norm == 1 else {"delta": 1e-6})
-    hot = np.eye(4)
-    for one in hot:
-        for gaps in ([0], [1, 2], [0, 1, 2, 3]):
-            other = hot[2].copy()
+    for one in rows:
+        for gaps in ([0], [1], [0, 1], [-1]):
+            other = rows[-1].copy()
             other[gaps] = np.nan
             moved = no_noise.moved(mechanism, one[None], other[None], **keywords)
             assert np.linalg.norm(moved.ravel(), norm) <= stated * (1 + 1e-6)

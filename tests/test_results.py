@@ -220,12 +220,14 @@ def test_foreign_warmup_draws_are_refused(raw):
         dp.release(extended)
 
 
-def test_labels_of_records_never_leave(quiet):
-    """Also where what is public has the record dimension."""
+@pytest.mark.parametrize("dims", ["patient", None])
+def test_labels_of_records_never_leave(dims, quiet):
+    """Also where what is public has the record dimension, and where only a covariate says its name."""
     with pm.Model(coords={"patient": [f"Mrs. {i}" for i in range(40)]}):
         mu = pm.Normal("mu", 0, 1)
         pm.Deterministic("repeated", mu * pt.ones(40), dims="patient")
-        pm.Normal("y", mu, 1, observed=np.linspace(-1, 1, 40), dims="patient")
+        x = pm.Data("x", np.linspace(0, 1, 40), dims="patient")
+        pm.Normal("y", mu * x, 1, observed=np.linspace(-1, 1, 40), dims=dims)
         idata = dp.sample(6, chains=1, epsilon=1.0, step=dp.DPPenalty, **quiet, **FAST)
     assert "repeated" in idata.posterior
     assert "Mrs." not in repr(groups_of(idata))

@@ -8,6 +8,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytest
+from pymc.progress_bar import MCMCProgressBarManager
 
 import pymc_dp as dp
 from pymc_dp.federated import Owner
@@ -348,10 +349,14 @@ def test_what_can_fail_without_data_fails_before_anything_is_spent(logistic, qui
 def test_a_progress_bar_that_cannot_be_made_is_left_out(logistic, caplog, monkeypatch):
     """PyMC 6 paints it with a library that it does not require."""
 
-    def missing(*_, **__):
-        raise ModuleNotFoundError("No module named 'matplotlib'")
+    made = MCMCProgressBarManager.__init__
 
-    monkeypatch.setattr("pymc_dp.compat.MCMCProgressBarManager", missing)
+    def missing(self, *arguments, progressbar=True, **keywords):
+        if progressbar:
+            raise ModuleNotFoundError("No module named 'matplotlib'")
+        made(self, *arguments, progressbar=progressbar, **keywords)
+
+    monkeypatch.setattr(MCMCProgressBarManager, "__init__", missing)
     idata = dp.sample(
         5, model=logistic(), epsilon=1.0, chains=2, cores=1, step=dp.DPPenalty, **FAST
     )

@@ -244,6 +244,25 @@ def test_outcomes_that_a_function_draws_are_refused():
         dp.check_predictions(idata, model, MEAN, epsilon=1.0)
 
 
+def test_an_index_out_of_range_is_the_nearest(asked):
+    """An error would make others count as the middle, and numba would read what lies beside the array."""
+
+    def grouped(index):
+        group = np.arange(N) % 3
+        group[7] = index
+        with pm.Model() as model:
+            a = pm.Normal("a", 0, 1, shape=3)
+            pm.Normal("y", a[pm.Data("group", group)], 1, observed=pm.Data("Y", records()[1]))
+        return dp.compile(model, compile_kwargs=FAST)
+
+    idata = dp.sample(10, model=grouped(2), epsilon=5.0, **RUN)
+    asked.clear()
+    for index in (2, 98765):
+        check((grouped(index), idata), noise_source=InsecureSeededNoise(3))
+    one, other = (np.concatenate(list(of.terms(records_))) for records_, of, _ in asked)
+    np.testing.assert_array_equal(one, other)
+
+
 def test_outcomes_that_cannot_be_drawn_count_as_the_middle(fitted, monkeypatch):
     """An exception would tell of the person whose covariates make it."""
     model, idata = fitted

@@ -39,9 +39,20 @@ PRIVATE = {
     "an index": lambda b: b[np.array([0, 1, 1])],
     "what is counted": lambda b: pt.zeros(3)[np.array([0, 1])].inc(b[0]),
     "a shared number": lambda b: b * pytensor.shared(3.0),
+    "where a number is written": lambda b: b * pt.zeros(3)[np.array([0, 1])].set(1.0),
     "inside a loop": lambda b: pytensor.map(
         lambda z: z * pt.as_tensor(y).mean(), [b], return_updates=False
     ),
+    "inside a loop in a loop": lambda b: pytensor.map(
+        lambda z: pytensor.map(
+            lambda w: w * pt.as_tensor(y).mean(), [pt.stack([z, z])], return_updates=False
+        ),
+        [b],
+        return_updates=False,
+    ),
+    "an array in another shape": lambda b: b[0] * pt.as_tensor(x[:6]).reshape((2, 3)),
+    "how many are positive": lambda b: b * pt.nonzero(pt.as_tensor(y) > 0)[0].shape[0],
+    "what is called like a dimension": lambda b: b * pytensor.shared(x[:3], name="array"),
 }
 
 
@@ -54,10 +65,19 @@ def test_what_a_model_is_written_with(name):
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_what_may_be_of_people(name):
-    with pm.Model() as model:
+    with pm.Model(coords={"array": range(3)}) as model:
         b = pm.Normal("b", shape=3)
         (found,) = private(PRIVATE[name](b), model)
     assert "array" in found
+
+
+def test_an_array_that_is_declared_public_is_not_its_like():
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=3)
+        both = b * np.arange(3.0) + b * x[:3]
+        found = private(both, model)
+        assert found == ["the array in `b * x`", "the array in `b * x`, no. 2"]
+        assert private(both, model, public=found[:1]) == found[1:]
 
 
 def test_lengths_of_data_are_no_data():

@@ -194,6 +194,25 @@ def any_record_flagged(data, rng, n):
 
 
 @coupled
+def a_millionth_of_a_share(data, rng, n):
+    x = pt.as_tensor(data("x", rng.normal(size=n)))
+    observe(pm.Normal("b") * (x + 1e-6 * pt.mean(x > 0)), data, rng, n)
+
+
+@coupled
+def share_of_the_missing(data, rng, n):
+    """Which no other value moves, however large."""
+    x = pt.as_tensor(data("x", rng.normal(size=n)))
+    observe(pm.Normal("b") * pt.mean(pt.isnan(x)), data, rng, n)
+
+
+@coupled
+def any_infinite_value(data, rng, n):
+    x = pt.as_tensor(data("x", rng.normal(size=n)))
+    observe(pm.Normal("b") * pt.any(pt.isinf(x)), data, rng, n)
+
+
+@coupled
 def scan_over_records(data, rng, n):
     x = pt.as_tensor(data("x", rng.normal(size=n)))
     sums = pytensor.scan(

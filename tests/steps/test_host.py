@@ -304,6 +304,17 @@ def test_no_other_step_in_the_run(compiled, quiet):
     assert ledger.spent() == 0
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_an_effect_for_each_person_is_refused(rows, fast):
+    """Also where a person has several rows, so that it is shorter than the data."""
+    who = np.repeat(np.arange(120), rows)
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, 1, shape=120)
+        pm.Normal("y", effect[who], 1, observed=np.zeros(len(who)))
+    with pytest.raises(dp.UnsupportedModelError, match="'effect' has one value per record or unit"):
+        dp.DPPenalty(epsilon=1.0, chains=1, draws=5, model=model, unit=who, **fast)
+
+
 def test_blocked_false_is_refused(compiled):
     with pm.Model() as model:
         a, b = pm.Normal("a"), pm.Normal("b")

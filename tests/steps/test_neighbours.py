@@ -112,8 +112,25 @@ def shape_in_start(model):
     pm.Normal("z", 0, 1, initval=1 / model["Y"].shape[0])
 
 
+def shape_from_its_end(model):
+    pm.Normal("z", 0, model["Y"].shape[-1])
+
+
+def shape_of_others(model):
+    """Of people too, though the likelihood does not read them."""
+    pm.Normal("z", 0, pm.Data("Z", np.zeros((3, 40))).shape[1])
+
+
 @pytest.mark.parametrize(
-    "spoil", [shape_in_prior, shape_in_deterministic, shape_in_potential, shape_in_start]
+    "spoil",
+    [
+        shape_in_prior,
+        shape_in_deterministic,
+        shape_in_potential,
+        shape_in_start,
+        shape_from_its_end,
+        shape_of_others,
+    ],
 )
 def test_the_number_of_records_may_not_reach_what_is_public(spoil):
     model = normal()
@@ -133,7 +150,11 @@ def labels_of_records(model):
     pm.Deterministic("w", model["mu"] * pt.ones(40), dims="person")
 
 
-@pytest.mark.parametrize("spoil", [length_of_dimension, labels_of_records])
+def start_of_dimension(model):
+    pm.Normal("z", 0, 1, initval=1 / model.dim_lengths["person"])
+
+
+@pytest.mark.parametrize("spoil", [length_of_dimension, labels_of_records, start_of_dimension])
 def test_nor_by_their_dimension(spoil):
     with pm.Model(coords={"person": range(40)}) as model:
         mu = pm.Normal("mu", 0, 1)
@@ -141,6 +162,16 @@ def test_nor_by_their_dimension(spoil):
         spoil(model)
     with pytest.raises(dp.UnsupportedModelError, match="number of records, which is private"):
         dp.DPPenalty(epsilon=1.0, draws=2, chains=1, model=model, compile_kwargs=FAST, **AROUND)
+
+
+def test_nor_by_public_data_with_a_row_for_each():
+    with pm.Model(coords={"person": range(40)}) as model:
+        w = pm.Data("w", np.linspace(1, 2, 40), dims="person")
+        pm.Normal("y", pm.Normal("mu") * w, 1, observed=np.linspace(-1, 1, 40), dims="person")
+    settings = {"epsilon": 1.0, "draws": 2, "chains": 1, "model": model, "public": ["w"]}
+    dp.DPPenalty(compile_kwargs=FAST, **settings)
+    with pytest.raises(dp.UnsupportedModelError, match="'w' is declared public and has a row per"):
+        dp.DPPenalty(compile_kwargs=FAST, **settings, **AROUND)
 
 
 # -- for algorithms that have one purse ---------------------------------------------------------------
