@@ -109,8 +109,8 @@ MENDED = [
     ),
     Mutant(
         "evidence/expected.py",
-        "    if delta is None and not relation.public_size:\n",
-        "    if delta is None and made_up.n_units < 1:\n",
+        "Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)",
+        "Budget(delta=delta).delta_for(made_up.n_units)",
         "Under add-or-remove no δ is made of the number of units",
         f"{DIFFERENTIAL} -k 'test_defaults_that_would_tell_the_number_are_asked_for'",
     ),
@@ -221,14 +221,14 @@ MENDED = [
     ),
     Mutant(
         "steps/surrogate.py",
-        "            if self._finish is None or not isinstance(failure, KeyboardInterrupt):\n",
-        "            if self._finish is None or isinstance(failure, KeyboardInterrupt):\n",
+        "            if self._family.finish is None or not isinstance(failure, KeyboardInterrupt):\n",
+        "            if self._family.finish is None or isinstance(failure, KeyboardInterrupt):\n",
         "Ctrl-C does not lose a law that is released and paid for",
         f"{INTERRUPTS} -k 'test_a_finished_law_is_not_lost and known'",
     ),
     Mutant(
         "steps/normal.py",
-        "        self._finish = partial(self._normal, anchor, anchor, parameters.labels, parameters.largest)\n",
+        "        self.finish = partial(_normal_draws, anchor, diagnostics, draws, chains)\n",
         "",
         "Ctrl-C in what follows a search does not lose what it found",
         f"{INTERRUPTS} -k 'test_a_finished_law_is_not_lost'",
@@ -878,10 +878,10 @@ OF_RUNS = [
     ),
     Mutant(
         "steps/surrogate.py",
-        "        if 0 < purse.spent < 1 - _ROUNDING:\n            self.run.settle_first(purse.close())\n",
+        "        if 0 < purse.spent < 1 - _ROUNDING:  # a search that was lost\n            self.run.settle_first(purse.close())\n",
         "        if 0 < purse.spent < 1 - _ROUNDING:\n            self.run.settle_first(())\n",
         "A run is settled at what it has released, not at less",
-        "tests/steps/test_anchored.py -k 'search_in_vain or spends_its_purse'",
+        "tests/steps/test_normal.py -k 'search_in_vain or spends_its_purse'",
     ),
     Mutant(
         "steps/surrogate.py",
@@ -895,7 +895,7 @@ OF_RUNS = [
         "        if self._draws is None and call.in_processes:\n",
         "        if self._draws is None and call.in_processes and call.draws < 1:\n",
         "Chains in processes do not each spend the budget",
-        "tests/steps/test_anchored.py -k 'processes'",
+        "tests/steps/test_normal.py -k 'processes'",
     ),
     Mutant(
         "interrupts.py",
@@ -1004,7 +1004,7 @@ OF_RUNS = [
     ),
     Mutant(
         "sampling.py",
-        "                if not isinstance(step, AtOnce):\n                    raise\n",
+        "                if not isinstance(step, DPSurrogate):\n                    raise\n",
         "                raise\n",
         "Draws that are paid for are handed out whatever fails beside them",
         f"{SAMPLING} -k 'test_draws_that_are_there'",
@@ -1137,8 +1137,8 @@ OF_RUNS = [
     ),
     Mutant(
         "privacy/guarantee.py",
-        'if k not in ("run_id", "measured")}\n',
-        'if k not in ("run_id", "measured", "variables")}\n',
+        'if k not in ("run_id", "diagnostics")}\n',
+        'if k not in ("run_id", "diagnostics", "variables")}\n',
         "Runs that may release other things have other fingerprints",
         f"{RESULTS} -k 'another_process or fingerprint'",
     ),

@@ -922,15 +922,15 @@ MUTANTS: list[Mutant] = [
     # -- owners ----------------------------------------------------------------------------------
     Mutant(
         "federated/owner.py",
-        "self._secure = type(self._noise) is SecureNoise",
-        "self._secure = self._noise.secure",
-        "no source is secure because it says so",
+        "self._noise, self._secure = budget.noise, budget.secure",
+        "self._noise, self._secure = budget.noise, budget.noise.secure",
+        "no owner's source is secure because it says so",
         f"{OWNERS} -k calls_itself",
     ),
     Mutant(
-        "federated/owner.py",
-        "if ledger is not None and not self._secure:",
-        "if ledger is not None and not self._noise:",
+        "privacy/budget.py",
+        "if not self.secure:",
+        "if not self.noise:",
         "an account is for secure noise only",
         f"{OWNERS} -k 'does_not_fit or calls_itself'",
     ),
@@ -1080,9 +1080,9 @@ MUTANTS: list[Mutant] = [
     ),
     # -- a private number of units ---------------------------------------------------------------
     Mutant(
-        "steps/run.py",
-        "if delta is None and ledger is None and not self.neighbours.public_size:",
-        "if delta is None and ledger is None and n_units == 0:",
+        "privacy/budget.py",
+        "if not self.relation.public_size:",
+        "if n_units == 0:",
         "no default δ tells a private number of units",
         "tests/steps/test_neighbours.py -k 'not_proved'",
     ),
@@ -1144,9 +1144,9 @@ MUTANTS: list[Mutant] = [
     ),
     # -- budgets of runs -------------------------------------------------------------------------
     Mutant(
-        "steps/run.py",
-        "self.secure = type(self.noise) is SecureNoise",
-        "self.secure = self.noise.secure",
+        "privacy/budget.py",
+        "return type(self.noise) is SecureNoise",
+        "return self.noise.secure",
         "no source of a run is secure because it says so",
         "tests/test_results.py -k calls_itself",
     ),
@@ -1185,7 +1185,7 @@ MUTANTS: list[Mutant] = [
         "self.run.settle_first(tuple(replace(e, noise_multiplier=100 * e.noise_multiplier) "
         "for e in purse.close()))",
         "a search in vain is settled at all it released",
-        "tests/steps/test_anchored.py -k search_in_vain",
+        "tests/steps/test_normal.py -k search_in_vain",
     ),
     # -- steps -----------------------------------------------------------------------------------
     Mutant(
