@@ -134,7 +134,7 @@ class Exact:
 
     Parameters
     ----------
-    step : DPAnchored
+    step : DPSurrogate
         On the data.
     start : ndarray, shape (d,)
         Near the mode.

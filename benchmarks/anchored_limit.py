@@ -1,4 +1,4 @@
-"""DPAnchored beside one release of the whole budget at the true mode, and its coverage.
+"""The normal surrogate beside one release of the whole budget at the true mode, and its coverage.
 
 python benchmarks/anchored_limit.py                          # simulated data, n = 20,000
 python benchmarks/anchored_limit.py --n 200000 --replications 10
@@ -13,35 +13,34 @@ import time
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import numpy as np
-import pymc_dp.steps.anchored
 from _regressions import REAL, SIMULATED, Exact, another_run, model_of
 from _report import write_report
-from pymc_dp.steps.anchored import DPAnchored
 
+import pymc_dp.steps.normal
 from pymc_dp.exceptions import PrivacyError
+from pymc_dp.steps.surrogate import DPSurrogate
 
 EPSILONS = (0.3, 1, 3)
 COLUMNS = [
     "model", "ε", "runs", "returned", "usable", "limit", "error", "error / limit: root mean square", "median", "90 %",
-    "tilt / limit: median", "90 %", "coverage", "standard error", "exact", "wider", "error / own sd", "seconds",
+    "privacy shift / limit: median", "90 %", "coverage", "standard error", "exact", "wider", "error / own sd", "seconds",
 ]  # fmt: skip
 
 
 def one(step, exact, truth, rng_limit):
     """What a run has found, beside the exact posterior."""
     start = time.process_time()
-    anchor = step.build_anchor()
+    p = step.release().posterior
     seconds = time.process_time() - start
-    p = anchor.posterior
     sds = np.sqrt(np.diag(p.covariance))
     inside = np.abs(p.mean - (exact.mode if truth is None else truth)) < 1.645 * sds
-    added = p.tilts * np.sqrt(np.diag(np.linalg.inv(p.exact)))
+    added = p.privacy_shifts * np.sqrt(np.diag(np.linalg.inv(p.exact)))
     return {
         "limit": exact.limit(2 * step._z, rng_limit),
-        "error": np.square(exact.error(p.mean)), "tilt": p.tilt, "inside": inside.mean(),
+        "error": np.square(exact.error(p.mean)), "shift": p.privacy_shift, "inside": inside.mean(),
         "exact": np.nan if truth is None else np.mean(np.abs(exact.mode - truth) < 1.645 * exact.sds),
         "wider": np.mean(sds / exact.sds), "own": np.mean(((p.mean - exact.mode) / added) ** 2),
-        "usable": step.guarantee.measured["usable"], "seconds": seconds,
+        "usable": float(step.diagnostics.usable), "seconds": seconds,
     }  # fmt: skip
 
 
@@ -49,7 +48,7 @@ def row(name, epsilon, asked, found):
     """One row of the table."""
     get = {key: np.array([f[key] for f in found]) for key in found[0] if key != "error"}
     errors = np.array([f["error"].mean() for f in found])
-    limit, ratios = np.sqrt(np.mean(get["limit"] ** 2)), get["tilt"] / get["limit"]
+    limit, ratios = np.sqrt(np.mean(get["limit"] ** 2)), get["shift"] / get["limit"]
     error, covered, each = float(np.sqrt(np.mean(errors))), get["inside"], np.sqrt(errors) / limit
     return [
         name, epsilon, asked, len(found), int(get["usable"].sum()), float(limit), error,
@@ -65,8 +64,12 @@ def simulated(name, epsilon, n, replications, seed):
     make, likelihood, prior_sd = SIMULATED[name]
     rng = np.random.default_rng([seed, int(10 * epsilon), n, sorted(SIMULATED).index(name)])
     _, X, y = make(rng, n)
-    step = DPAnchored(
-        chains=1, draws=1, epsilon=epsilon, model=model_of(likelihood, prior_sd, X, y)
+    step = DPSurrogate(
+        family="normal",
+        chains=1,
+        draws=1,
+        epsilon=epsilon,
+        model=model_of(likelihood, prior_sd, X, y),
     )
     found = []
     for k in range(replications):
@@ -83,8 +86,12 @@ def on_real_data(name, epsilon, runs):
     """The same data, and fresh noise, in every run."""
     load, likelihood, prior_sd = REAL[name]
     X, y = load()
-    step = DPAnchored(
-        chains=1, draws=1, epsilon=epsilon, model=model_of(likelihood, prior_sd, X, y)
+    step = DPSurrogate(
+        family="normal",
+        chains=1,
+        draws=1,
+        epsilon=epsilon,
+        model=model_of(likelihood, prior_sd, X, y),
     )
     exact = Exact(step, step.compiled.parameters.start)
     return row(
@@ -105,7 +112,7 @@ def main():
     asked = arguments.parse_args()
     logging.getLogger("pymc").setLevel(logging.ERROR)
     # The draws are those of the law, which is at hand.
-    pymc_dp.steps.anchored.draw = lambda *_: None
+    pymc_dp.steps.normal.draw = lambda *_: None
     rows = []
     for name in asked.models or (REAL if asked.real else SIMULATED):
         for epsilon in EPSILONS:
@@ -117,13 +124,13 @@ def main():
     where = "real data" if asked.real else f"simulated data, n = {asked.n:,}"
     write_report(
         "anchored_limit_real" if asked.real else f"anchored_limit_{asked.n}",
-        f"DPAnchored beside one release of the whole budget: {where}",
+        f"The normal surrogate beside one release of the whole budget: {where}",
         "Nothing tuned; δ = 0.1/n; substitute-one neighbours. *Limit*: root mean square error of the posterior "
         "mean, in exact posterior sds of every parameter, after one Gaussian release of the whole budget's gradient "
         "at the true mode, with the best clipping bound for the exact sizes, and curvature known. *Error*: the same of the "
         "run, over all runs, those that are said to be of no use included; and *median* and worst tenth of the single runs' "
         "errors over the limit. (A single run's error differs from its root mean square by chance: the worst tenth of "
-        "the limit's own is 1.4.) *Tilt*: what the run says of its error. *Coverage* of 90 % intervals, of the true parameters where they "
+        "the limit's own is 1.4.) *Privacy shift*: what the run says of its error. *Coverage* of 90 % intervals, of the true parameters where they "
         "were drawn from the prior, of the exact posterior means on real data; *exact*: that of the posterior without "
         "privacy. *Wider*: than its intervals. *Error / own sd*: root mean square of the error over what the run "
         "says that noise has added; 1 is right. *Seconds*: of CPU, from a compiled model to the law. "

@@ -11,7 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import pymc as pm
 from _report import write_report
-from pymc_dp.steps.anchored import DPAnchored
 
 import pymc_dp as dp
 from pymc_dp.assessment.compare import _compared
@@ -71,17 +70,17 @@ STEPS = {
     "DPExponentialFamily": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 4, "bounds": (-3, 3)}),
     "DPPenalty, two records each": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 4, "unit": PEOPLE[:60]}),
     "DPSGLD, q = 0.5, two records each": (dp.comparators.DPSGLD, 60, {"sampling_rate": 0.5, "draws": 4, "unit": PEOPLE[:60]}),
-    "DPAnchored, first draw": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 800, "statistic": first_draw}),
-    "DPPolynomial, first draw": (dp.DPPolynomial, 1000, {"epsilon": 8.0, "runs": 200, "statistic": first_draw}),
-    "DPAnchored, 4 draws": (DPAnchored, 1000, {"draws": 4, "runs": 500}),
-    "DPAnchored, two records each": (DPAnchored, 1000, {"epsilon": 8.0, "runs": 400, "statistic": first_draw, "unit": PEOPLE}),
+    "DPSurrogate, normal, first draw": (dp.DPSurrogate, 1000, {"family": "normal", "epsilon": 8.0, "runs": 800, "statistic": first_draw}),
+    "DPSurrogate, polynomial, first draw": (dp.DPSurrogate, 1000, {"family": "polynomial", "epsilon": 8.0, "runs": 200, "statistic": first_draw}),
+    "DPSurrogate, normal, 4 draws": (dp.DPSurrogate, 1000, {"family": "normal", "draws": 4, "runs": 500}),
+    "DPSurrogate, normal, two records each": (dp.DPSurrogate, 1000, {"family": "normal", "epsilon": 8.0, "runs": 400, "statistic": first_draw, "unit": PEOPLE}),
 }  # fmt: skip
 
 
 def audited_step(name, **changed):
     step, n, settings = STEPS[name]
     keywords = {"epsilon": 2.0, "delta": 0.01, "runs": 3000, **settings, **changed}
-    y = records(n, spread=step in (DPAnchored, dp.DPPolynomial))
+    y = records(n, spread=step is dp.DPSurrogate)
     return dp.audit(
         mean_of, y, canary=-FAR, step=step, confidence=CONFIDENCE, **keywords, **COMPILE
     )
@@ -202,7 +201,7 @@ TWINS = [
      f"{SUM}.poisson_sample", lambda units, rate, words: np.arange(units)),
     ("a third of the noise", "DPExponentialFamily", {"runs": 1500},
      "pymc_dp.steps.exponential.direction", lambda g, spread, *rest: direction(g, spread / 3, *rest)),
-    ("no noise in the anchor's sums", "DPAnchored, first draw", {"epsilon": 2.0, "runs": 300},
+    ("no noise in the surrogate's sums", "DPSurrogate, normal, first draw", {"epsilon": 2.0, "runs": 300},
      "pymc_dp.records.measurements.PaidMeasurements.sum", sum_without_noise),
 ]  # fmt: skip
 

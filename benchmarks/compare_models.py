@@ -13,11 +13,11 @@ import sys
 
 import numpy as np
 import pymc as pm
-import pymc_dp.steps.anchored as anchored
 from _regressions import earnings, rand
 from _report import write_report
 
 import pymc_dp as dp
+import pymc_dp.steps.normal
 from pymc_dp.assessment.predictive import PredictiveRecords, optimism, unconstrained_draws
 from pymc_dp.compat import groups_of
 
@@ -157,7 +157,7 @@ def cell(draw, *builds, repetitions, seed):
 
 def main():
     logging.getLogger("pymc").setLevel(logging.ERROR)
-    anchored.draw = normal_draws
+    pymc_dp.steps.normal.draw = normal_draws
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     rows, bias = [], []
     for k, (name, parts) in enumerate(CELLS.items()):
@@ -185,7 +185,7 @@ def main():
             "compare_models",
             "Comparing models privately",
             f"`dp.compare` of two models of {N:,} people ({repetitions} data sets in a cell; of real data, random halves), with "
-            f"120 draws of `DPAnchored` (of its law's normal approximation, in place of NUTS) at ε = {OF_DRAWS:g} each, δ = 0.1 / n, and the comparison at the ε of the row. Differences are the second "
+            f"120 draws of a normal surrogate (of its posterior's normal approximation, in place of NUTS) at ε = {OF_DRAWS:g} each, δ = 0.1 / n, and the comparison at the ε of the row. Differences are the second "
             f"model's elpd less the first's, in nats for all people. *True* is the median of what {HELD_OUT:,} other people (of real data, the other half) say of "
             f"the same draws. *Coverage* is how often the 90 % interval, with the truth's own error in it, holds it; *right* how often "
             f"the better model comes first; *sure* how often the interval leaves 0 out, and *sure and wrong* how often on the wrong side.\n\n"

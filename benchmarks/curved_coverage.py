@@ -1,4 +1,4 @@
-"""Coverage of the draws of DPPolynomial, over data sets and noises, on three curved models.
+"""Coverage of the draws of polynomial surrogates, over data sets and noises, on three curved models.
 
 Run: ``python benchmarks/curved_coverage.py [runs]``. The true parameters are drawn, so that intervals of an exact
 posterior cover as often as they say. The noise is made by a sampler of the same law that needs no time.
@@ -64,9 +64,10 @@ def one_run(name, epsilon, k):
     build, n, best = MODELS[name]
     rng = np.random.default_rng([SEED, sorted(MODELS).index(name), k])
     model, truth = build(n, rng)
-    step = dp.DPPolynomial(
-        draws=500, chains=4, epsilon=epsilon, model=model, noise_source=dp.InsecureSeededNoise(k)
-    )
+    step = dp.DPSurrogate(
+        family="polynomial", draws=500, chains=4, epsilon=epsilon, model=model,
+        noise_source=dp.InsecureSeededNoise(k),
+    )  # fmt: skip
     step.prepare()
     drawn = step._draws.reshape(-1, 2).T
     inside = []
@@ -77,7 +78,7 @@ def one_run(name, epsilon, k):
     ]:
         low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         inside.append(low <= true <= high)
-    return inside, step.guarantee.measured
+    return inside, step.guarantee.diagnostics
 
 
 def main():
@@ -92,19 +93,19 @@ def main():
             of_usable = inside[usable].mean(axis=0) if usable.any() else np.full(3, np.nan)
             rows.append(
                 [name, epsilon, runs, *inside.mean(axis=0), int(usable.sum()), *of_usable,
-                 float(np.median([f[1].get("tilt", np.nan) for f in found])),
+                 float(np.median([f[1].get("log_density_noise", np.nan) for f in found])),
                  (time.process_time() - began) / runs]
             )  # fmt: skip
             print(*rows[-1], flush=True)
     write_report(
         "curved_coverage",
-        "Strongly curved posteriors: coverage of the draws of DPPolynomial",
+        "Strongly curved posteriors: coverage of the draws of polynomial surrogates",
         f"Central {LEVEL:.0%} intervals of both parameters, and of what the data know best (the second coordinate of the "
         "banana, the squared radius, the product). True parameters from the prior, fresh data and fresh noise in every "
         "run; δ = 0.1/n. With "
         f"{runs} runs a share of 0.9 has a standard error of {np.sqrt(0.09 / runs):.3f}. *Usable*: runs that do not say "
         "of themselves that they are not to be trusted, and coverage of these alone.",
-        ["model", "ε", "runs", "first", "second", "best known", "usable", "first", "second", "best known", "tilt", "seconds"],
+        ["model", "ε", "runs", "first", "second", "best known", "usable", "first", "second", "best known", "log-density noise", "seconds"],
         rows,
     )  # fmt: skip
 

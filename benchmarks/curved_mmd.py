@@ -1,4 +1,4 @@
-"""MMD of DPPolynomial, and of what dp.sample takes by itself, to exact posteriors of strongly curved models.
+"""MMD of polynomial surrogates, and of what dp.sample takes by itself, to exact posteriors of strongly curved models.
 
 python benchmarks/curved_mmd.py                       # the papers' models, and three that are no polynomials
 python benchmarks/curved_mmd.py flat ring             # these
@@ -111,20 +111,21 @@ MODELS = {
     "cone ring": (lambda seed: cone(2_000, seed), {}),
 }
 NO_POLYNOMIALS = ("product ridge", "saturation curve", "cone ring")
-STEPS = {"polynomial": dp.DPPolynomial, "default": dp.DPAutomatic}
+FAMILIES = {"polynomial": "polynomial", "default": "auto"}
 
 
-def one(problem, compiled, epsilon, step_type, rng):
+def one(problem, compiled, epsilon, family, rng):
     """One private run: what it says of itself, MMD and CPU seconds."""
     began = time.process_time()
-    step = step_type(
-        draws=DRAWS, chains=CHAINS, epsilon=epsilon, model=compiled, tempering=problem.tempering
-    )
+    step = dp.DPSurrogate(
+        family=family, draws=DRAWS, chains=CHAINS, epsilon=epsilon, model=compiled,
+        tempering=problem.tempering,
+    )  # fmt: skip
     step.prepare()
     seconds = time.process_time() - began
     drawn = thinned(step._draws.reshape(-1, step.compiled.d))
     mmd = dp.mmd(drawn, problem.exact(1000, rng), rng=rng)
-    return {"mmd": mmd, "seconds": seconds, **step.guarantee.measured}
+    return {"mmd": mmd, "seconds": seconds, **step.guarantee.diagnostics}
 
 
 def main():
@@ -133,17 +134,17 @@ def main():
     for name in names:
         build, theirs = MODELS[name]
         epsilons = (4,) if name in NO_POLYNOMIALS else sorted(theirs) or (1, 2, 4, 6)
-        found = {(epsilon, which): [] for epsilon in epsilons for which in STEPS}
+        found = {(epsilon, which): [] for epsilon in epsilons for which in FAMILIES}
         for k in range(RUNS):
             problem, rng = build(SEED + k), np.random.default_rng(SEED + k)
             compiled = dp.compile(problem.model)
             for epsilon, which in found:
                 found[epsilon, which].append(
-                    one(problem, compiled, float(epsilon), STEPS[which], rng)
+                    one(problem, compiled, float(epsilon), FAMILIES[which], rng)
                 )
         for epsilon in epsilons:
             row = [name, epsilon, theirs.get(epsilon, "")]
-            for which in STEPS:
+            for which in FAMILIES:
                 runs = found[epsilon, which]
                 mmds = [r["mmd"] for r in runs]
                 alarmed = [m if r["usable"] else -m for m, r in zip(mmds, runs, strict=True)]
@@ -152,7 +153,7 @@ def main():
                     float(np.median(mmds)),
                     float(max(r["seconds"] for r in runs)),
                 ]
-            polynomials = [r["sampler"] == "DPPolynomial" for r in found[epsilon, "default"]]
+            polynomials = [r["family"] == "polynomial" for r in found[epsilon, "default"]]
             rows.append([*row, f"{sum(polynomials)}/{RUNS}"])
             print(*rows[-1], flush=True)
         if names == list(MODELS):
@@ -163,7 +164,7 @@ def report(rows):
     """Write what is measured so far."""
     write_report(
         "curved_mmd",
-        "Strongly curved posteriors: MMD of DPPolynomial, and of the default of dp.sample",
+        "Strongly curved posteriors: MMD of polynomial surrogates, and of the default of dp.sample",
         f"Nothing tuned: {CHAINS} chains of {DRAWS} draws, PyMC's default start, ε the whole budget with δ = 0.1/n. "
         f"{RUNS} runs a cell, each with fresh data and fresh noise; none of these data were seen while settings were "
         "chosen. Square root of the unbiased MMD² of all draws against 1,000 exact ones; exact against exact is about "
@@ -171,7 +172,7 @@ def report(rows):
         "best: the best cell of the papers' own code, over all of their samplers, with their parameters tuned by hand and "
         "chains started at the posterior. *Polynomials*: in how many runs the default took one. Seconds of CPU, the "
         "most of the runs, with what is compiled when it is first needed. The last three models are no polynomials in their parameters.",
-        ["model", "ε", "authors' best", "DPPolynomial", "median", "seconds", "default", "median", "seconds", "polynomials"],
+        ["model", "ε", "authors' best", "polynomial", "median", "seconds", "default", "median", "seconds", "polynomials"],
         rows,
     )  # fmt: skip
 

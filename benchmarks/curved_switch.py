@@ -1,4 +1,4 @@
-"""What the switch costs where a normal law will do: DPAutomatic beside DPAnchored, on the same data and noise.
+"""What the switch costs where a normal law will do: the default beside a normal surrogate, on the same data and noise.
 
 Run: ``python benchmarks/curved_switch.py``. Draws are of the law's normal approximation, which takes no time.
 """
@@ -7,12 +7,13 @@ import logging
 
 import numpy as np
 import pymc as pm
-import pymc_dp.steps.anchored
 from _report import write_report
 
 import pymc_dp as dp
+import pymc_dp.steps.normal
 
 RUNS, SEED = 8, 9000
+FAMILIES = ("normal", "auto")
 
 
 def regression(n, rng, poisson=False):
@@ -54,53 +55,53 @@ def normal_draws(anchor, log_public, draws, chains, nuts_sampler):
     return p.mean + z @ np.linalg.cholesky(p.covariance).T
 
 
-def run(step_type, compiled, epsilon, seed):
+def run(family, compiled, epsilon, seed):
     """Mean of the draws, and what the run says of itself."""
-    step = step_type(
-        draws=500, chains=4, epsilon=epsilon, model=compiled, delta=1e-6,
+    step = dp.DPSurrogate(
+        family=family, draws=500, chains=4, epsilon=epsilon, model=compiled, delta=1e-6,
         noise_source=dp.InsecureSeededNoise(seed),
     )  # fmt: skip
     step.prepare()
     drawn = step._draws.reshape(-1, step.compiled.d)
-    return drawn.mean(axis=0), drawn.std(axis=0), step.guarantee.measured
+    return drawn.mean(axis=0), drawn.std(axis=0), step.guarantee.diagnostics
 
 
 def main():
     logging.getLogger("pymc").setLevel(logging.CRITICAL)
-    pymc_dp.steps.anchored.draw = normal_draws
+    pymc_dp.steps.normal.draw = normal_draws
     rows = []
     for name, build in MODELS.items():
         found = {}
         for k in range(RUNS):
             rng = np.random.default_rng([SEED, sorted(MODELS).index(name), k])
             compiled = dp.compile(build(rng))
-            mean, sd, _ = run(dp.DPAnchored, compiled, 1e6, k)
+            mean, sd, _ = run("normal", compiled, 1e6, k)
             for epsilon in (0.5, 1.0, 4.0):
-                for step_type in (dp.DPAnchored, dp.DPAutomatic):
-                    found.setdefault((epsilon, step_type), []).append(
-                        (mean, sd, *run(step_type, compiled, epsilon, k))
+                for family in FAMILIES:
+                    found.setdefault((epsilon, family), []).append(
+                        (mean, sd, *run(family, compiled, epsilon, k))
                     )
         for epsilon in (0.5, 1.0, 4.0):
             row = [name, epsilon, RUNS]
-            for step_type in (dp.DPAnchored, dp.DPAutomatic):
-                runs = found[epsilon, step_type]
+            for family in FAMILIES:
+                runs = found[epsilon, family]
                 errors = np.array([(m - mean) / sd for mean, sd, m, _, _ in runs])
-                tilts = [measured.get("tilt", np.nan) for *_, measured in runs]
+                shifts = [said.get("privacy_shift", np.nan) for *_, said in runs]
                 row += [
                     float(np.sqrt(np.mean(errors**2))),
                     float(np.median(np.abs(errors))),
-                    float(np.median(tilts)),
+                    float(np.median(shifts)),
                 ]
-            taken = [r[-1]["sampler"] == "DPPolynomial" for r in found[epsilon, dp.DPAutomatic]]
+            taken = [r[-1]["family"] == "polynomial" for r in found[epsilon, "auto"]]
             rows.append([*row, sum(taken)])
             print(*rows[-1], flush=True)
     write_report(
         "curved_switch",
-        "The switch where a normal law will do: the default of dp.sample beside DPAnchored",
+        "The switch where a normal law will do: the default of dp.sample beside a normal surrogate",
         f"{RUNS} runs a row, each with fresh data and fresh noise; both samplers see the same data. δ = 1e-6. Errors of "
         "posterior means in sds of the posterior without privacy (root mean square and median over parameters and "
-        "runs), and median tilt. *Polynomials*: in how many runs the default took one.",
-        ["model", "ε", "runs", "DPAnchored: rms error", "median", "tilt", "default: rms error", "median", "tilt", "polynomials"],
+        "runs), and median privacy shift. *Polynomials*: in how many runs the default took one.",
+        ["model", "ε", "runs", "normal: rms error", "median", "privacy shift", "default: rms error", "median", "privacy shift", "polynomials"],
         rows,
     )  # fmt: skip
 

@@ -126,7 +126,7 @@ def round_trips() -> None:
         "Three owners of 3,000 records and three parameters, all asked and waited for, on one computer with 2 "
         "cores, which other programs used too. An offer reads no data; a ratio is one iteration of a chain. The "
         "last columns are that rate's time for 4,000 iterations, and for the 37 exchanges of most surrogates (an "
-        "offer, four to six per step towards the mode, and some twenty for the looks near it).",
+        "offer, four to six per step towards the mode, and some twenty for the queries near it).",
         ["owners are in", "offers / s", "ratios / s", "4,000 iterations, min", "surrogate, s"],
         rows,
     )
@@ -172,7 +172,7 @@ def noises(n: int = 30_000, epsilon: float = 2.0, repetitions: int = 6) -> None:
     mode, covariance = mode_and_covariance(x, y)
     sds, rows = np.sqrt(np.diag(covariance)), []
     for N in (1, 3, 10):
-        tilts, widths, offs = [], [], []
+        shifts, widths, offs = [], [], []
         parts = [(x[k::N], y[k::N]) for k in range(N)]
         for _ in range(repetitions):
             owners = [Owner(epsilon=epsilon, delta=DELTA, model=model_of(*part)) for part in parts]
@@ -180,34 +180,36 @@ def noises(n: int = 30_000, epsilon: float = 2.0, repetitions: int = 6) -> None:
                 lambda kind, request, owners=owners: [o.answer(kind, request) for o in owners],
                 prior(),
             )
-            tilts.append(found.tilt)
+            shifts.append(found.diagnostics.privacy_shift)
             widths.append(np.mean(np.linalg.norm(found.root, axis=1) / sds))
             offs.append(np.mean(((found.center - mode) / sds) ** 2))
         rows.append(
-            [f"{N} owner(s)", *_cost(rows, tilts), np.mean(widths), math.sqrt(np.mean(offs))]
+            [f"{N} owner(s)", *_cost(rows, shifts), np.mean(widths), math.sqrt(np.mean(offs))]
         )
         rows[-1].insert(3, math.sqrt(N))
-    tilts = []
+    shifts = []
     for _ in range(repetitions):
-        step = dp.DPAnchored(epsilon=epsilon, delta=DELTA, draws=10, chains=1, model=model_of(x, y))
-        tilts.append(step.build_anchor().tilt)
-    rows.append(["one curator, DPAnchored", *_cost(rows, tilts), "-", "-", "-"])
+        step = dp.DPSurrogate(
+            epsilon=epsilon, delta=DELTA, draws=10, chains=1, model=model_of(x, y)
+        )
+        shifts.append(step.release().privacy_shift)
+    rows.append(["one curator", *_cost(rows, shifts), "-", "-", "-"])
     write_report(
         "federated_noises",
         "The cost of N noises",
         f"Logistic regression, n = {n:,} records in all, {D} parameters, divided evenly among N owners, each "
-        f"with (ε, δ) = ({epsilon:g}, {DELTA:g}); means of {repetitions} runs. Tilt: how far noise "
+        f"with (ε, δ) = ({epsilon:g}, {DELTA:g}); means of {repetitions} runs. Privacy shift: how far noise "
         "moves the posterior, in its standard deviations per parameter. Error: root mean square distance of "
         "the surrogate's center from the exact mode, the same units. Width: posterior standard deviation, noise "
         "included / exact one. For comparison one trusted curator with all records.",
-        ["", "tilt", "tilt / one owner's", "theory √N", "width", "error"],
+        ["", "privacy shift", "shift / one owner's", "theory √N", "width", "error"],
         rows,
     )
 
 
-def _cost(rows: list[list], tilts: list[float]) -> list:
-    tilt = float(np.mean(tilts))
-    return [tilt, tilt / rows[0][1] if rows else 1.0]
+def _cost(rows: list[list], shifts: list[float]) -> list:
+    shift = float(np.mean(shifts))
+    return [shift, shift / rows[0][1] if rows else 1.0]
 
 
 # -- the pooled posterior ---------------------------------------------------------------------------
@@ -226,10 +228,10 @@ def posterior(n: int = 9000) -> None:
     mean, sd, se = mcse_of(pm.sample(4000, tune=1000, chains=2, model=model_of(x, y), **settings))
     rows = []
 
-    def compare(name: str, epsilon: float, idata, tilt: float | str) -> None:
+    def compare(name: str, epsilon: float, idata, shift: float | str) -> None:
         m, s, e = mcse_of(idata)
         rows.append(
-            [name, epsilon, tilt, float(np.max(np.abs(m - mean) / np.hypot(e, se))),
+            [name, epsilon, shift, float(np.max(np.abs(m - mean) / np.hypot(e, se))),
              float(np.max(np.abs(m - mean) / sd)), float(np.min(s / sd)), float(np.max(s / sd))]
         )  # fmt: skip
 
@@ -245,7 +247,7 @@ def posterior(n: int = 9000) -> None:
 
         found = find_surrogate(ask, prior())
         draws = pm.sample(4000, tune=1000, chains=2, model=found.model(prior()), **settings)
-        compare("surrogate", epsilon, draws, found.tilt)
+        compare("surrogate", epsilon, draws, found.diagnostics.privacy_shift)
         if ratios:
             model = prior()
             step = FederatedPenalty(ask, clip=found.clip, root=found.root, model=model)
@@ -261,7 +263,15 @@ def posterior(n: int = 9000) -> None:
         f"NUTS on all records. The surrogate is sampled with NUTS (2 × 4,000 draws); FederatedPenalty ran "
         f"{iterations:,} iterations. Differences of posterior means, largest over parameters: in Monte Carlo "
         "standard errors (of both samples together), and in posterior standard deviations.",
-        ["", "ε", "tilt", "difference, MCSE", "difference, sd", "least sd ratio", "largest"],
+        [
+            "",
+            "ε",
+            "privacy shift",
+            "difference, MCSE",
+            "difference, sd",
+            "least sd ratio",
+            "largest",
+        ],
         rows,
     )
 
@@ -291,15 +301,15 @@ def rare(n: int = 18_000, repetitions: int = 8) -> None:
             )
         own = np.array([np.linalg.norm(each.root, axis=1) for each in found])
         z = np.abs([each.center - mode for each in found]) / own
-        prior_s = np.array(["beta[4]" in each.of_the_prior for each in found])
-        silent = np.array([each.usable for each in found]) & ~prior_s
+        prior_s = np.array(["beta[4]" in each.diagnostics.prior_dominated for each in found])
+        silent = np.array([each.diagnostics.usable for each in found]) & ~prior_s
         rows.append(
             [
                 int(x[:, -1].sum()),
                 intercept,
                 epsilon,
                 int(prior_s.sum()),
-                sum(not each.usable for each in found),
+                sum(not each.diagnostics.usable for each in found),
                 float(np.median(own[:, -1])) / math.sqrt(covariance[-1, -1]),
                 float(z[silent, -1].max()) if silent.any() else "-",
                 float(z[:, -1].max()),

@@ -81,12 +81,12 @@ def for_us(model):
     import pymc_dp as dp
 
     compiled = dp.compile(model)
-    step = dp.DPAnchored(epsilon=1.0, draws=500, chains=2, model=compiled)
+    step = dp.DPSurrogate(epsilon=1.0, draws=500, chains=2, model=compiled)
     theta = compiled.parameters.start
-    # Functions of the prior are compiled when the anchor needs them.
+    # Functions of the prior are compiled when the surrogate needs them.
     step.log_public.gradient(theta), step.log_public.hessian(theta)
     began = time.process_time()
-    dp.plan(dp.DPAnchored(epsilon=2.0, draws=500, chains=2, model=compiled))
+    dp.plan(dp.DPSurrogate(epsilon=2.0, draws=500, chains=2, model=compiled))
     return [time.process_time() - began]
 
 
@@ -122,7 +122,7 @@ def main() -> None:
     write_report(
         "first_draw",
         "Time to a step that can sample",
-        f"CPU seconds to make `DPAnchored` from a model (checks, log-likelihood, gradients, Hessians, prior), "
+        f"CPU seconds to make `DPSurrogate` from a model (checks, log-likelihood, gradients, Hessians, prior), "
         f"beside what PyMC needs for the log-density and gradient of the same model, as NUTS does. {N:,} rows "
         "(ordered logit: 6,366). *Cold*: with empty caches of compiled code; *warm*: run again. Children's "
         "time, such as a C compiler's, is counted. *Second step*: with another budget, of the same "

@@ -1,4 +1,4 @@
-"""Hierarchical models of many groups: coverage of 90 % intervals, tilts and time. Truths are from the prior.
+"""Hierarchical models of many groups: coverage of 90 % intervals, privacy shifts and time. Truths are from the prior.
 
 python benchmarks/groups.py                                   # everything, on seeds of its own
 python benchmarks/groups.py --only intercepts --groups 200 --epsilons 1 --replications 4 --seed 7
@@ -15,14 +15,14 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 import numpy as np
 import pymc as pm
 from _report import write_report
-from pymc_dp.steps.anchored import DPAnchored
-from pymc_dp.steps.grouped import draw_groups, law_model
 
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import PaidMeasurements
+from pymc_dp.steps.hierarchical import HierarchicalFamily
+from pymc_dp.steps.surrogate import DPSurrogate
 
 N, P, DRAWS = 50_000, 3, 500
 PLAN = [
@@ -79,26 +79,24 @@ class Experiment:
         _, data = drawn(np.random.default_rng(0), kind, m)
         self.model = model_of(kind, m, data)
         with self.model:
-            self.step = DPAnchored(draws=DRAWS, chains=1, epsilon=1.0)
-        assert self.step._grouped
-        self.law = law_model(self.step.compiled)
+            self.step = DPSurrogate(family="hierarchical", draws=DRAWS, chains=1, epsilon=1.0)
+        self.family = HierarchicalFamily(self.step.compiled, 1.0, "pymc")
+        self.family.compile()
 
     def replication(self, number, epsilon):
-        """Which of the truths were covered, what was measured, and seconds of CPU."""
+        """Which of the truths were covered, what the run said, and seconds of CPU."""
         rng = np.random.default_rng([self.seed, self.m, number])
         truth, data = drawn(rng, self.kind, self.m)
         for leaf in self.step.roles.record_data:
             leaf.values[...] = data[leaf.name.removeprefix("data_")]
         self.step._curator._records.forget()
         with self.model:
-            run = DPAnchored(draws=DRAWS, chains=1, epsilon=epsilon, model=self.step.compiled).run
+            run = DPSurrogate(draws=DRAWS, chains=1, epsilon=epsilon, model=self.step.compiled).run
         z = run.multiplier_of_one()
         # A slot of its own, or two runs would have the same noise if that were seeded.
         purse = Purse(Permit(number, 0, (Gaussian(z),)), z)
         measure, start = PaidMeasurements(self.step._curator, purse), time.process_time()
-        found = draw_groups(
-            measure, self.law, tempering=1.0, draws=DRAWS, chains=1, nuts_sampler="pymc"
-        )
+        found = self.family.draw(measure, DRAWS, 1)
         seconds = time.process_time() - start
         space, covered = self.step.compiled.parameters, {}
         points = [space.point(theta) for theta in found.draws[0]]
@@ -110,7 +108,7 @@ class Experiment:
             rows = np.array([point[name_of_theta] for point in points])
             low, high = np.quantile(rows, [0.05, 0.95], axis=0)
             covered[name] = float(np.mean((low <= value) & (value <= high)))
-        return covered, found.measured, seconds
+        return covered, found.diagnostics.metadata({}), seconds
 
 
 def main():
@@ -147,31 +145,34 @@ def row_of(kind, m, epsilon, results, refused):
         else None
         for name in ("alpha", "slope", "other", "beta", "mean", "tau", "tau_2")
     }
-    measured = [
+    shifts = [
         np.median([found.get(name, math.nan) for _, found, _ in results])
-        for name in ("tilt", *(f"tilt_groups_0{end}" for end in ("", "_largest", "_smallest")))
+        for name in (
+            "privacy_shift",
+            *(f"groups_0_privacy_shift{end}" for end in ("", "_largest", "_smallest")),
+        )
     ]
     return [
         kind, m, epsilon, len(results), refused,
         *("" if c is None else round(float(c), 3) for c in covered.values()),
-        *(round(float(t), 2) for t in measured),
+        *(round(float(t), 2) for t in shifts),
         round(float(np.median([s for *_, s in results])), 1),
     ]  # fmt: skip
 
 
-TITLE = "Many groups: coverage, tilts and time"
+TITLE = "Many groups: coverage, privacy shifts and time"
 COLUMNS = [
     "model", "groups", "ε", "replications", "refused",
     "covered: groups", "varying slopes", "second factor", "common slopes", "mean", "τ", "τ₂",
-    "tilt: common slopes", "groups, median", "largest quarter", "smallest quarter", "CPU s",
+    "privacy shift: common parameters", "groups, median", "largest quarter", "smallest quarter", "CPU s",
 ]  # fmt: skip
 TEXT = f"""
 Logistic regression on {P} covariates with varying intercepts, n = {N:,}; with varying slopes of one covariate;
 and with a second, crossed factor of half as many groups. Groups have log-normal sizes, one covariate varies with
 them. All parameters, hyperparameters included, are drawn from the prior: mean ~ N(0, 1), τ ~ HalfNormal(0.7), slopes ~
 N(0, 0.5²). Coverage is of 90 % intervals, δ = 0.1 / n, substitute-one neighbours. The standard error of one parameter's
-coverage is 0.07 with 20 replications, 0.13 with 5. Tilts: how far privacy noise moves a parameter, in standard
-deviations of the posterior without noise. CPU seconds are of looks and {DRAWS} draws by NUTS (and 500 to
+coverage is 0.07 with 20 replications, 0.13 with 5. Privacy shifts: how far noise moves a parameter, in standard
+deviations of the posterior without noise. CPU seconds are of queries and {DRAWS} draws by NUTS (and 500 to
 tune it), compiling NUTS included, on one core.
 
 `python benchmarks/groups.py`

@@ -24,15 +24,15 @@ import numpy as np
 import pymc as pm
 from _ordinary import MODELS
 from _report import write_report
-from pymc_dp.steps.grouped import has_groups
 
 import pymc_dp as dp
 from pymc_dp.compat import groups_of, summary
 from pymc_dp.exceptions import PrivacyError
+from pymc_dp.steps.hierarchical import has_groups
 
 EPSILONS = (0.5, 1.0, 3.0)
 COLUMNS = [
-    "model", "data", "records", "parameters", "ε", "refused before", "built", "returned", "expected tilt", "tilt",
+    "model", "data", "records", "parameters", "ε", "refused before", "built", "returned", "expected privacy shift", "privacy shift",
     "error (exact sds)", "worst", "error (own sds)", "worst ", "off by 4, unnamed", "inside", "least ESS",
     "seconds to draws", "usable", "warned",
 ]  # fmt: skip
@@ -83,8 +83,10 @@ def shown(model):
     return [rv.name for rv in model.free_RVs]
 
 
-def tilt_of(result):
-    return float(json.loads(result.attrs.get("privacy_measured", "{}")).get("tilt", np.nan))
+def shift_of(result):
+    return float(
+        json.loads(result.attrs.get("privacy_diagnostics", "{}")).get("privacy_shift", np.nan)
+    )
 
 
 def sampled(compiled, epsilon):
@@ -117,7 +119,7 @@ def run(name, epsilons, seed):
     for epsilon in epsilons:
         row = [name, source, compiled.roles.n_units, compiled.d, epsilon, "", "yes"]
         try:
-            expected = another_tilt(compiled, epsilon, seed)
+            expected = another_shift(compiled, epsilon, seed)
             start = time.process_time()
             result, texts = sampled(compiled, epsilon)
         except Exception as error:  # noqa: BLE001  a run that did not return: counted
@@ -132,22 +134,23 @@ def run(name, epsilons, seed):
     return rows
 
 
-def another_tilt(compiled, epsilon, seed):
-    """The tilt of another noise on the same records, of models without groups: not private."""
+def another_shift(compiled, epsilon, seed):
+    """The privacy shift of another noise on the same records, of models without groups: not private."""
     noise = dp.InsecureSeededNoise(seed)
     if has_groups(compiled):
         return np.nan
     try:
-        step = dp.DPAnchored(epsilon=epsilon, draws=1, chains=1, model=compiled, noise_source=noise)
-    except dp.NoAnchorError:  # another sampler takes over
+        step = dp.DPSurrogate(
+            family="normal", epsilon=epsilon, draws=1, chains=1, model=compiled, noise_source=noise
+        )
+    except dp.NoSurrogateError:  # another sampler takes over
         return np.nan
-    with mock.patch("pymc_dp.steps.anchored.draw", return_value=None):  # the law is at hand
-        step.build_anchor()
-    return step.anchor.posterior.tilt
+    with mock.patch("pymc_dp.steps.normal.draw", return_value=None):  # the law is at hand
+        return step.release().privacy_shift
 
 
 def compared(compiled, exact, result, texts):
-    """Tilt, errors, what is far off and not named, mass inside, and effective draws."""
+    """Privacy shift, errors, what is far off and not named, mass inside, and effective draws."""
     posterior = groups_of(result)["posterior"]
     names = shown(compiled.model)
     labels, private = entries(posterior, names)
@@ -165,7 +168,7 @@ def compared(compiled, exact, result, texts):
     ]  # fmt: skip
     table = summary(result_of(posterior, result)).astype(float)
     return [
-        tilt_of(result), float(np.sqrt(np.mean(in_exact**2))), float(in_exact.max()),
+        shift_of(result), float(np.sqrt(np.mean(in_exact**2))), float(in_exact.max()),
         float(np.sqrt(np.mean(in_own**2))), float(in_own.max()), ", ".join(unnamed), float(inside.mean()),
         float(table["ess_bulk"].min()),
     ]  # fmt: skip
@@ -236,7 +239,7 @@ def report(rows):
 - Mass of the exact posterior inside the 90 % intervals: mean {np.mean(inside):.3f}; between .85 and .95 in {within} of {len(inside)} runs, below .85 in {sum(x < 0.85 for x in inside)}, above .95 in {sum(x > 0.95 for x in inside)}.
 - Least ESS of 1,000 draws at least 400 in {enough} of {len(returned)} runs.
 
-*Expected tilt* is that of another noise on the same records; a user would ask `dp.expected_tilt`, with made-up ones. *Error*: of posterior means, root mean square over parameters, beside the exact posterior's standard deviations and beside the reported ones. *Seconds*: of processor time, from the model's first line to draws, compilation for its first run included.
+*Expected privacy shift* is that of another noise on the same records; a user would ask `dp.expected_privacy_shift`, with made-up ones. *Error*: of posterior means, root mean square over parameters, beside the exact posterior's standard deviations and beside the reported ones. *Seconds*: of processor time, from the model's first line to draws, compilation for its first run included.
 """
     write_report("ordinary_models", "Ordinary models on real data", text, COLUMNS, rows)
 

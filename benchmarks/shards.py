@@ -1,7 +1,7 @@
 """Records on Dask workers: the same draws as on one machine, time and memory per worker.
 
 Run: ``python benchmarks/shards.py [penalty|anchored]`` (Linux only: memory is read from /proc). Needs about
-8 GB; the anchor takes some minutes in each row.
+8 GB; the surrogate takes some minutes in each row.
 """
 
 import os
@@ -54,7 +54,7 @@ def model_of(X: np.ndarray, Y: np.ndarray) -> pm.Model:
 COMMON = {"chains": 1, "draws": DRAWS, "chunk_size": CHUNK}
 SAMPLERS = {
     "penalty": (dp.DPPenalty, {"noise_multiplier": 100.0, "clip": 4.0, "scale": 3e-4}),
-    "anchored": (dp.DPAnchored, {"epsilon": 1.0, "delta": 1e-8}),
+    "anchored": (dp.DPSurrogate, {"epsilon": 1.0, "delta": 1e-8}),
 }
 SAMPLER = sys.argv[1] if len(sys.argv) > 1 else "penalty"
 
@@ -71,7 +71,7 @@ def build(model: pm.Model, **keywords):
 
 
 def prepare(step) -> float:
-    """Seconds of what comes before the first iteration: the anchor, if there is one."""
+    """Seconds of what comes before the first iteration: the surrogate, if there is one."""
     start = time.perf_counter()
     step.prepare()
     step._start_chain()
@@ -147,7 +147,7 @@ def main() -> None:
          memory("VmHWM"), "-"]
     ]  # fmt: skip
     del step
-    # With the anchor, each row takes minutes.
+    # With the surrogate, each row takes minutes.
     cases = [(2, False), (4, False), (2, True)] if SAMPLER == "penalty" else [(4, False), (2, True)]
     for workers, kill in cases:
         path, (seconds_to_build, preparing, seconds, cpu, idle, peak) = on_cluster(workers, kill)
@@ -175,11 +175,11 @@ def main() -> None:
         "PyMC's own copy and the checks of the model are part of it). CPU is what the "
         "busiest worker spends per iteration; other programs ran on the computer, so it says more than "
         "the clock. The last column compares every draw and acceptance rate, to the last bit, with those of one machine; "
-        "in the last row a worker got SIGKILL in the middle of an iteration, or of the anchor.",
+        "in the last row a worker got SIGKILL in the middle of an iteration, or of the surrogate.",
         [
             "",
             "building, s",
-            "anchor, s",
+            "surrogate, s",
             "iteration, s (median)",
             "longest, s",
             "CPU, s",

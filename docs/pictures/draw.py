@@ -60,7 +60,7 @@ def main() -> None:
 
     save(
         dp.plot_privacy(dp.sample(400, chains=2, epsilon=4.0, model=model, **QUIET)),
-        "privacy_anchored",
+        "privacy_surrogate",
     )
     compiled = dp.compile(clinics(20_000))
     visits = dp.sample(500, chains=2, epsilon=2.0, model=compiled, **QUIET)
