@@ -1115,17 +1115,10 @@ MUTANTS: list[Mutant] = [
         "tests/assessment/test_check_predictions.py -k private_number",
     ),
     Mutant(
-        "assessment/paid.py",
-        "        self.check(compiled)\n",
-        "        check_sizes(compiled.model, compiled.roles, True)\n",
-        "the first of compared models reads no private number",
-        "tests/assessment/test_compare.py -k private_number",
-    ),
-    Mutant(
         "assessment/compare.py",
         "        payment.check(one)\n",
         "        payment.check(first)\n",
-        "nor does any other of compared models",
+        "no prior of a compared model reads a private number",
         "tests/assessment/test_compare.py -k private_number",
     ),
     Mutant(
@@ -1177,7 +1170,7 @@ MUTANTS: list[Mutant] = [
         "self._give_back(tuple(replace(e, noise_multiplier=100 * e.noise_multiplier) "
         "for e in purse.close()), type(failure).__name__)",
         "a run that fails stays charged for all it released",
-        "tests/test_interrupts.py -k 'error_in_the_search or in_the_search'",
+        "tests/test_interrupts.py -k error_in_the_search",
     ),
     Mutant(
         "steps/surrogate.py",
@@ -1228,7 +1221,7 @@ MUTANTS: list[Mutant] = [
         "accepted = log_ratio + correction > 0",
         "accepted = log_ratio > 0",
         "the noise of a Barker test is corrected to a logistic",
-        "tests/steps/test_barker.py -k 'accepted_as_by_barker'",
+        "tests/steps/test_barker.py -k 'what_happened or test_step_in_pymc'",
     ),
     Mutant(
         "steps/barker.py",

@@ -15,6 +15,8 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.interrupts import deferred
+from pymc_dp.privacy.accounting import gaussian_mu
+from pymc_dp.privacy.purse import Purse
 
 FAST = {"mode": "FAST_COMPILE"}
 RUN = {"chains": 2, "cores": 1, "progressbar": False, "random_seed": 1, "compile_kwargs": FAST}
@@ -203,12 +205,19 @@ def test_an_error_of_the_account_keeps_the_draws_before_it(ledger, monkeypatch, 
 
 
 def test_an_error_in_the_search_gives_back_what_was_not_released(ledger, monkeypatch, caplog):
+    """And no more than that: what stays on the account is the shares that were asked for."""
+    paid, permit = [], Purse.permit
+
     def broken(*_, **__):
         raise ZeroDivisionError
 
     monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", broken)
+    monkeypatch.setattr(Purse, "permit", lambda *asked: paid.append(asked[1]) or permit(*asked))
     with caplog.at_level(logging.INFO, "pymc"), pytest.raises(ZeroDivisionError):
         sample(ledger)
+    assert len(paid) > 1
+    whole = dp.calibrate_noise(epsilon=1.0, delta=ledger.delta, releases=1)
+    assert gaussian_mu(ledger.events()) ** 2 == pytest.approx(sum(paid) / whole**2, rel=1e-6)
     assert 0 < ledger.spent() < 0.7
     assert "ZeroDivisionError ended the run" in caplog.text
 
