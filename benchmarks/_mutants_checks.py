@@ -567,6 +567,7 @@ OF_MODELS = [
         "        told = any(v in lengths for v in met)\n",
         "No initial value is a function of a private number of records",
         f"{NEIGHBOURS} -k 'number_of_records or dimension'",
+        equivalent="graphs of starts, priors and transforms hold the length itself; its name is a second way to know it",
     ),
     Mutant(
         SIZES,
@@ -686,6 +687,7 @@ OF_MODELS = [
         "",
         "A function that draws outcomes captures no data",
         "tests/assessment/test_check_predictions.py -k 'test_outcomes_that_a_function_draws_are_refused'",
+        equivalent="a second look: roles.py has refused what is in the graph of a function that draws",
     ),
     Mutant(
         "likelihood/outcomes.py",
