@@ -24,7 +24,7 @@ from pymc_dp.compat import groups_of
 SEED, N, HELD_OUT = 2027, 20_000, 60_000
 EPSILONS = (0.1, 0.3, 1.0, 3.0)
 OF_DRAWS = 1.0
-DRAWS = {"draws": 60, "chains": 2, "epsilon": OF_DRAWS, "cores": 1, "progressbar": False}
+DRAWS = {"family": "normal", "draws": 60, "chains": 2, "epsilon": OF_DRAWS, "cores": 1, "progressbar": False}  # fmt: skip
 
 
 def of_covariates(columns, kind="bernoulli"):
