@@ -509,6 +509,7 @@ def test_a_smaller_joint_sensitivity_can_be_declared():
         (LaplaceMechanism, [0.0], {"granularity": 1.0}, "at most 1/16"),
         (LaplaceMechanism, [0.0], {"scale": 1.0}, "either `scale`"),
         (LaplaceMechanism, [0.0], {"bounds": (0, 1e9), "granularity": 2.0**-60}, "64-bit"),
+        (LaplaceMechanism, np.zeros(1000), {"granularity": 2.0**-55}, "64-bit"),
         (LaplaceMechanism, [0.0], {"ledger": 1.0}, "PrivacyLedger"),
         (GaussianMechanism, [0.0], {}, "needs a `delta`"),
         (GaussianMechanism, [0.0], {"epsilon": None, "scale": 1.0}, "a `delta`"),

@@ -434,6 +434,8 @@ def test_reading_an_attribute_spends_nothing(compiled):
             point, (stats,) = step.step(model.model.initial_point())
             assert set(stats) == set(STATS)
             np.testing.assert_equal(point, model.model.initial_point())
+            step.stop_tuning()
+        assert not step.tuning_over
     assert ledger.spent() == 0
     assert ledger.runs() == []
 
