@@ -171,7 +171,7 @@ class Diagnostics:
                 continue
             if of.name == "usable":
                 value = float(value)
-            found[of.name] = ", ".join(value) if isinstance(value, tuple) else value
+            found[of.name] = (", ".join(value) or "none") if isinstance(value, tuple) else value
         for k, grouping in enumerate(self.groups):
             found |= {
                 f"groups_{k}_{of.name}": getattr(grouping, of.name) for of in fields(grouping)

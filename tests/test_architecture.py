@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "progress": set(),
     "interrupts": set(),
     "unconstrained": set(),
+    "diagnostics": set(),
     "checks": {"exceptions"},
     "privacy": {"exceptions", "checks"},
     "likelihood": {"exceptions", "checks", "compat", "progress"},
@@ -35,6 +36,7 @@ MAY_IMPORT = {
     "gibbs": {"exceptions", "_version", "compat", "privacy", "mechanisms", "unconstrained"},
     "records": {"exceptions", "_version", "checks", "privacy", "likelihood", "linalg"},
     "anchor": {
+        "diagnostics",
         "exceptions",
         "compat",
         "privacy",
@@ -44,8 +46,9 @@ MAY_IMPORT = {
         "progress",
         "unconstrained",
     },
-    "polynomial": {"exceptions", "privacy", "linalg", "records"},
+    "polynomial": {"diagnostics", "exceptions", "privacy", "linalg", "records"},
     "steps": {
+        "diagnostics",
         "exceptions",
         "interrupts",
         "checks",
@@ -60,6 +63,7 @@ MAY_IMPORT = {
         "polynomial",
     },
     "federated": {
+        "diagnostics",
         "unconstrained",
         "exceptions",
         "checks",
@@ -71,7 +75,7 @@ MAY_IMPORT = {
         "steps",
     },
     "results": {"exceptions", "_version", "compat", "privacy", "steps", "gibbs"},
-    "report": {"exceptions", "compat", "privacy", "gibbs", "results"},
+    "report": {"diagnostics", "exceptions", "compat", "privacy", "gibbs", "results"},
     "planning": {"exceptions", "privacy", "steps", "report"},
     "sampling": {
         "exceptions",

@@ -61,14 +61,14 @@ def build_anchor(
         )
         if search.lost:
             return run.nothing()
-        on_progress("a first look there")
+        on_progress("a first query there")
         run.first(search)
         watch(len(search.looks), run.posterior)
         on_progress("choosing clipping bounds for good")
         run.settle()
-        on_progress("measuring the gradient, second look")
+        on_progress("measuring the gradient, second query")
         run.last(third=False)
-        on_progress("measuring the gradient, third look")
+        on_progress("measuring the gradient, third query")
         run.last(third=True)
         return run.anchor(search)
     except (np.linalg.LinAlgError, OverflowError):  # of released numbers

@@ -172,15 +172,15 @@ class _Run:
                 break
             self.curvatures, self.slopes = [], []
             moved = self.look(self.far, self.rough, s.kept_afar)
-            on_progress(f"look {self.n_looks} from afar")
+            on_progress(f"query {self.n_looks} from afar")
         self.curvatures, self.slopes = [], []
         left = 1 - self.measure.spent
         for k, part in enumerate(s.near):
             last = k + 1 == len(s.near)
             moved = self.look(1 - self.measure.spent if last else part * left, self.fine, 0.0)
-            on_progress(f"look {self.n_looks}")
+            on_progress(f"query {self.n_looks}")
         if not moved <= s.lost * self.root_n:
-            raise SearchLost(f"after {self.n_looks} looks it still moved far")
+            raise SearchLost(f"after {self.n_looks} queries it still moved far")
         return GroupPosterior(
             self.law, self.mode, self.law.privacy_shifts(self.prior), self.n_looks
         )
@@ -263,6 +263,6 @@ class _Run:
         step = self.mode.psi - psi
         moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
         if not moved < s.nowhere * self.root_n:
-            raise SearchLost(f"look {self.n_looks} led nowhere")
+            raise SearchLost(f"query {self.n_looks} led nowhere")
         self.held_back = step * (min(1.0, s.trust * self.root_n / max(moved, 1e-300)) - 1)
         return moved

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AnchorSettings:
-    """Constants of the anchored sampler: nobody has to set them. Shares are of the budget, in μ².
+    """Constants of the normal surrogate: nobody has to set them. Shares are of the budget, in μ².
 
     What no other part takes goes to the last two looks, half each.
     """

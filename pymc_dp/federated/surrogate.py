@@ -26,7 +26,7 @@ _log = logging.getLogger("pymc.dp")
 
 @dataclass(frozen=True)
 class Surrogate:
-    r"""What the owners' answers say of the joint log-likelihood: an anchor. Nothing in it is private.
+    r"""What the owners' answers say of the joint log-likelihood: a normal surrogate. Nothing in it is private.
 
     Its :class:`~pymc_dp.anchor.law.Law` is that of all answers together, their noise included, and that is the
     likelihood that :meth:`model` uses.
@@ -85,7 +85,7 @@ class Surrogate:
 def find_surrogate(
     ask: Ask, prior: pm.Model, *, on_progress: Callable[[str], None] = lambda _: None
 ) -> Surrogate:
-    """Find and measure the joint likelihood's mode: an anchor, asked of owners.
+    """Find and measure the joint likelihood's mode: a normal surrogate, asked of owners.
 
     What the owners have answered stays charged, so a surrogate is given whatever they have said: if it is of no
     use, it is marked so, and a warning says why.

@@ -62,7 +62,7 @@ def build_surrogate(
     run = _Run(measure, log_prior, start, scales, tempering)
     while not run.done:
         run.round(on_progress)
-    on_progress("the last look, with what is left")
+    on_progress("the last query, with what is left")
     return run.last()
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PolynomialSettings:
-    """Constants of the polynomial sampler: nobody has to set them. Shares are of the budget, in μ².
+    """Constants of the polynomial surrogate: nobody has to set them. Shares are of the budget, in μ².
 
     What no other part takes goes to the last look. They were chosen on two bananas, a ring and a correlated
     Gaussian with two parameters.
