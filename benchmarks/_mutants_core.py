@@ -725,10 +725,10 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "privacy/calibration.py",
-        "count += bool(gaussian_epsilon(gaussian_mu(more), delta) <= epsilon)",
-        "count += 1",
+        "while count and not fits(count):",
+        "while False:",
         "that many releases fit the budget",
-        f"{CALIBRATION} -k fit_the_budget",
+        f"{CALIBRATION} -k affordable_number",
     ),
     Mutant(
         "privacy/calibration.py",

@@ -197,11 +197,16 @@ def _max_releases_of_all(one: list[Gaussian], epsilon: float, delta: float, acco
     else:
         affordable = gaussian_mu_within(epsilon, delta) ** 2
     count = math.floor(affordable / gaussian_mu(one) ** 2)
-    if accountant == "gaussian":
-        # The division rounds; the accountant has the last word.
-        more = [Gaussian(e.noise_multiplier, e.count * (count + 1)) for e in one]
-        count += bool(gaussian_epsilon(gaussian_mu(more), delta) <= epsilon)
-    return count
+    if accountant == "zcdp":
+        return count
+
+    def fits(k: int) -> bool:
+        return bool(gaussian_epsilon(gaussian_mu(times(one, k)), delta) <= epsilon)
+
+    # μ and the division round, to either side; the accountant has the last word.
+    while count and not fits(count):
+        count -= 1
+    return count + fits(count + 1)
 
 
 def _largest_count(cost: Callable[[int], float], epsilon: float) -> int:

@@ -10,7 +10,7 @@ from scipy.special import erfc, erfcx
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy import calibration
-from pymc_dp.privacy.accounting import composed_epsilon, gaussian_epsilon
+from pymc_dp.privacy.accounting import composed_epsilon, gaussian_epsilon, gaussian_mu_within
 from pymc_dp.privacy.calibration import calibrate_batch_size, calibrate_noise, max_releases
 from pymc_dp.privacy.events import BarkerBatch, Gaussian, PoissonGaussian
 from pymc_dp.privacy.rdp import ORDERS, gaussian_curve, rdp_epsilon, without_replacement
@@ -163,6 +163,21 @@ def test_max_releases_fit_the_budget_and_one_more_does_not(epsilon, delta, z, z_
 def test_max_releases_inverts_calibration(epsilon, draws):
     z = calibrate_noise(epsilon=epsilon, delta=1e-6, releases=draws) * (1 + 1e-7)
     assert max_releases(epsilon=epsilon, delta=1e-6, noise_multiplier=z) == draws
+
+
+def test_max_releases_fit_where_the_affordable_number_is_whole():
+    """Rounding of μ brings such numbers to either side of a whole one."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        epsilon, delta, k = (
+            10 ** rng.uniform(-3, 1),
+            10 ** -rng.uniform(3, 10),
+            int(rng.integers(1, 100)),
+        )
+        z = math.sqrt(k) / gaussian_mu_within(epsilon, delta)
+        found = max_releases(epsilon=epsilon, delta=delta, noise_multiplier=z)
+        assert composed_epsilon([Gaussian(z, found)], delta) <= epsilon
+        assert found in (k, k - 1)
 
 
 def test_max_releases_says_zero_when_one_is_too_many():
