@@ -918,7 +918,7 @@ OF_RUNS = [
         "    finally:\n        signal.signal(signal.SIGINT, usual)\n",
         "    finally:\n        pass\n",
         "After a run Ctrl-C is what it was",
-        f"{INTERRUPTS} -k 'second_interrupt or other_handlers or callback'",
+        f"{INTERRUPTS} -k 'afterwards'",
     ),
     Mutant(
         "results.py",
