@@ -960,7 +960,7 @@ OF_RUNS = [
         "        if sizes[0] != sizes[1]:\n",
         "        if sizes[0].keys() != sizes[1].keys():\n",
         "Draws beside another run's statistics are not released",
-        f"{RESULTS} -k 'release'",
+        f"{RESULTS} -k 'beside_statistics_of_others'",
     ),
     Mutant(
         "results.py",

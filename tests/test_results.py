@@ -140,6 +140,14 @@ def test_release_refuses_draws_of_two_runs(raw):
         dp.release(merged)
 
 
+def test_release_refuses_draws_beside_statistics_of_others(raw):
+    groups = groups_of(raw)
+    fewer = groups["posterior"].isel(draw=slice(1, None))
+    mixed = from_groups(groups | {"posterior": fewer}, root_attrs(raw), like=raw)
+    with pytest.raises(dp.PrivacyError, match="do not belong together"):
+        dp.release(mixed)
+
+
 def test_public_constants_are_kept(quiet):
     with pm.Model() as model:
         knots = pm.Data("knots", np.array([0.0, 1.0, 2.0]))
