@@ -1,6 +1,7 @@
 """release, privacy_report, plan, and saving."""
 
 import json
+from dataclasses import replace
 import math
 
 import numpy as np
@@ -138,6 +139,27 @@ def test_release_refuses_draws_of_two_runs(raw):
     merged = from_groups(groups | {"sample_stats": stats}, root_attrs(raw), like=raw)
     with pytest.raises(dp.PrivacyError, match="more than one run"):
         dp.release(merged)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"variables": ("mu", "another")},
+        {"statistics": ()},
+        {"public_data": ("X",)},
+        {"private_data": ()},
+        {"record_dims": ()},
+        {"settings": {"clip": 2.0}},
+        {"unit": "one visit"},
+        {"neighbours": "add-or-remove"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_what_a_run_may_release_is_in_its_fingerprint(other, compiled):
+    promised = dp.DPPenalty(epsilon=1.0, draws=5, chains=1, model=compiled()).guarantee
+    assert replace(promised, **other).fingerprint != promised.fingerprint
+    later = replace(promised, run_id=1, measured={"tilt": 1.0})
+    assert later.fingerprint == promised.fingerprint
 
 
 def test_release_refuses_draws_beside_statistics_of_others(raw):
