@@ -1,8 +1,8 @@
 """release, privacy_report, plan, and saving."""
 
 import json
-from dataclasses import replace
 import math
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
