@@ -918,7 +918,7 @@ OF_RUNS = [
         "    finally:\n        signal.signal(signal.SIGINT, usual)\n",
         "    finally:\n        pass\n",
         "After a run Ctrl-C is what it was",
-        f"{INTERRUPTS} -k 'second_interrupt or other_handlers or callback'",
+        f"{INTERRUPTS} -k 'afterwards'",
     ),
     Mutant(
         "results.py",
@@ -960,7 +960,7 @@ OF_RUNS = [
         "        if sizes[0] != sizes[1]:\n",
         "        if sizes[0].keys() != sizes[1].keys():\n",
         "Draws beside another run's statistics are not released",
-        f"{RESULTS} -k 'release'",
+        f"{RESULTS} -k 'beside_statistics_of_others'",
     ),
     Mutant(
         "results.py",
@@ -1037,7 +1037,7 @@ OF_RUNS = [
         "        if labels is not None and dim not in roles.record_dims\n",
         "        if labels is not None\n",
         "Predictions have no labels of people",
-        f"{PREDICTION} -k 'law_of_the_model or nothing_private'",
+        f"{PREDICTION} -k 'do_not_get_their_names'",
     ),
     Mutant(
         "prediction.py",
@@ -1051,7 +1051,7 @@ OF_RUNS = [
         "    needed = [leaf for leaf in roles.record_data if leaf.variable in known]\n",
         "    needed = [leaf for leaf in roles.record_data if leaf.variable in known and leaf.private]\n",
         "Rows of what is public are asked for too",
-        f"{PREDICTION} -k 'public or law_of_the_model'",
+        f"{PREDICTION} -k 'public_data_are_asked_for'",
     ),
     Mutant(
         "integration.py",
@@ -1122,6 +1122,7 @@ OF_RUNS = [
         "",
         "A purse cannot be copied or pickled",
         "tests/privacy/test_purse.py -k 'closed'",
+        equivalent="a purse holds a lock, which Python neither copies nor pickles",
     ),
     Mutant(
         "privacy/guarantee.py",

@@ -210,9 +210,15 @@ def two_outcomes():
     pm.Normal("z", pm.Normal("b"), 1, observed=score)
 
 
+def a_potential():
+    pm.Normal("y", pm.Normal("u", dims="person")[who], 1, observed=score)
+    pm.Potential("more", -(pm.Normal("b") ** 4))
+
+
 @pytest.mark.parametrize(
     ("builder", "words"),
     [
+        (a_potential, ["pm.Potential"]),
         (not_normal, ["'u'", "pm.Normal"]),
         (two_effects, ["'slope'", "person"]),
         (no_index, ["u[person]"]),

@@ -236,6 +236,16 @@ def test_the_second_interrupt_is_not_deferred():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("interrupts", [0, 1])
+def test_afterwards_ctrl_c_is_what_it_was(interrupts):
+    asked = []
+    with deferred(lambda: asked.append(1)):
+        for _ in range(interrupts):
+            signal.raise_signal(signal.SIGINT)
+    assert len(asked) == interrupts
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_other_threads_and_other_handlers_are_left_alone():
     def inside():
         with deferred(lambda: None):

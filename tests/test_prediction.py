@@ -73,6 +73,24 @@ def test_it_has_the_guarantee_of_the_draws_and_nothing_private(released, tmp_pat
     assert b"Ms 3" not in (tmp_path / "p.nc").read_bytes()
 
 
+def test_as_many_rows_as_people_do_not_get_their_names(released):
+    model, idata = released
+    found = dp.predict(idata, model, {"X": np.ones((N, 2)), "G": np.zeros(N, int)})
+    for group in groups_of(found).values():
+        assert group["patient"].values.tolist() == list(range(N))
+
+
+def test_rows_of_public_data_are_asked_for_too():
+    with pm.Model(coords={"person": range(N)}) as model:
+        offset = pm.Data("offset", np.linspace(0, 1, N), dims="person")
+        pm.Normal("y", pm.Normal("mu") + offset, 1, observed=np.zeros(N), dims="person")
+        idata = dp.sample(5, public=["offset"], **RUN)
+    with pytest.raises(dp.PrivacyConfigurationError, match="`new_data` needs 'offset'"):
+        dp.predict(idata, model, 3, public=["offset"])
+    rows = dp.predict(idata, model, {"offset": [1.0, 2.0]}, public=["offset"])
+    assert rows.predictions["y"].shape[-1] == 2
+
+
 def test_rows_of_a_data_frame_keep_their_labels():
     import pandas as pd
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
@@ -138,6 +139,35 @@ def test_release_refuses_draws_of_two_runs(raw):
     merged = from_groups(groups | {"sample_stats": stats}, root_attrs(raw), like=raw)
     with pytest.raises(dp.PrivacyError, match="more than one run"):
         dp.release(merged)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"variables": ("mu", "another")},
+        {"statistics": ()},
+        {"public_data": ("X",)},
+        {"private_data": ()},
+        {"record_dims": ()},
+        {"settings": {"clip": 2.0}},
+        {"unit": "one visit"},
+        {"neighbours": "add-or-remove"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_what_a_run_may_release_is_in_its_fingerprint(other, compiled):
+    promised = dp.DPPenalty(epsilon=1.0, draws=5, chains=1, model=compiled()).guarantee
+    assert replace(promised, **other).fingerprint != promised.fingerprint
+    later = replace(promised, run_id=1, measured={"tilt": 1.0})
+    assert later.fingerprint == promised.fingerprint
+
+
+def test_release_refuses_draws_beside_statistics_of_others(raw):
+    groups = groups_of(raw)
+    fewer = groups["posterior"].isel(draw=slice(1, None))
+    mixed = from_groups(groups | {"posterior": fewer}, root_attrs(raw), like=raw)
+    with pytest.raises(dp.PrivacyError, match="do not belong together"):
+        dp.release(mixed)
 
 
 def test_public_constants_are_kept(quiet):

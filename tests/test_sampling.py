@@ -308,6 +308,8 @@ def test_a_promise_of_nothing_is_said_to_be_one(budget, words, logistic, quiet, 
         dp.sample(5, model=logistic(), chains=1, step=dp.DPPenalty, **budget, **quiet, **FAST)
     assert all(word in caplog.text for word in words)
     assert ("next to nothing" in caplog.text or "too large" in caplog.text) == bool(words)
+    step = dp.DPPenalty(draws=5, model=logistic(), chains=1, **budget, **FAST)
+    assert ("Caution" in dict(dp.plan(step).rows)) == bool(words)
 
 
 def test_what_can_fail_without_data_fails_before_anything_is_spent(logistic, quiet):
