@@ -437,8 +437,8 @@ OF_MODELS = [
     ),
     Mutant(
         ORIGINS_PY,
-        "        if positions and set(blockers) & set(ancestors([value], blockers=list(blockers))):\n",
-        "        if positions:\n",
+        "isinstance(value.owner.op, PACKED):\n",
+        "value.owner.op is not None:\n",
         "Positions of people in a table are private",
         f"{ORIGINS} -k 'test_what_may_be_of_people'",
     ),

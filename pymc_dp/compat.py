@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import arviz as az
 import pytensor
 import xarray as xr
+from pymc.distributions.multivariate import LKJCorrRV, _LKJCholeskyCovRV
 from pymc.progress_bar import MCMCProgressBarManager
 from pymc.step_methods.compound import BlockedStep, CompoundStep
 from pytensor.tensor.subtensor import AdvancedSubtensor
@@ -37,6 +38,7 @@ HAS_INFERENCE_DATA = az.__version__.startswith("0.")
 __all__ = [
     "CHAIN_START",
     "COMPILES_LOOPS",
+    "PACKED",
     "AdvancedSubtensor",
     "AdvancedSubtensor1",
     "SamplerCall",
@@ -151,6 +153,10 @@ def written(node: Any) -> tuple[Any, list[Any]]:
     """What a node writes into an array, and the tensors that say where; the value there is lost."""
     sets = getattr(node.op, "set_instead_of_inc", False) and "Advanced" in type(node.op).__name__
     return (node.inputs[1], list(node.inputs[2:])) if sets else (None, [])
+
+
+PACKED = _LKJCholeskyCovRV, LKJCorrRV
+"""Random matrices of which PyMC draws the entries as a vector, to be put in their places."""
 
 
 def inner_graph(op: Any) -> Any:

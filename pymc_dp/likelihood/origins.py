@@ -4,7 +4,7 @@ Every leaf of a graph has one of three origins:
 
 - **declared**: a ``pm.Data``, or an array without a name that is described as in messages, listed in `public=`;
 - **structural**: what a model is written with. A single number, a length, a random generator; an array that a prior
-  takes elementwise, which so has the prior's own shape; positions that parameters are written to;
+  takes elementwise, which so has the prior's own shape; where PyMC puts the entries of a packed matrix;
 - **private**: everything else that has values.
 
 No value and no length of an array is looked at, so that what follows from an origin (what is refused, what a result
@@ -26,7 +26,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 
-from pymc_dp.compat import ancestors, graph_inputs, written
+from pymc_dp.compat import PACKED, ancestors, graph_inputs, written
 from pymc_dp.likelihood.naming import described
 
 _MAX_AXES = 8
@@ -95,8 +95,9 @@ class Origins:
             return False
         if isinstance(v, SharedVariable):
             # Graphs of initial values hold copies, which keep their names.
-            of_dim = v.name in self._model.dim_lengths and v.type.ndim == 0
-            return id(v) not in self._lengths and not of_dim
+            of_dim = self._model.dim_lengths.get(v.name)
+            is_copy = isinstance(of_dim, SharedVariable) and v.type == of_dim.type
+            return id(v) not in self._lengths and not is_copy
         shape = getattr(v.type, "shape", ())
         return isinstance(v, Constant) and (None in shape or math.prod(shape) > 1)
 
@@ -165,9 +166,9 @@ def _structural(graphs: Sequence[Variable], blockers: Sequence[Variable]) -> set
         if isinstance(node.op, Reshape):
             found.add(node.inputs[1])
         value, positions = written(node)
-        # PyMC lays out the factor of a covariance matrix so.
-        if positions and set(blockers) & set(ancestors([value], blockers=list(blockers))):
-            found.update(positions)
+        # PyMC lays out the factor of a covariance matrix so; other positions may be those of people.
+        if value is not None and value.owner is not None and isinstance(value.owner.op, PACKED):
+            found.update(v for v in positions if isinstance(v, Constant))
     return found
 
 

@@ -29,7 +29,6 @@ STRUCTURAL = {
     "a shape": lambda b: pt.tile(b, 2).reshape((3, 2)),
     "a part": lambda b: b[::-1][:2] + b[1],
     "a size": lambda b: b * pm.Normal.dist(0, 1, size=(2, 3)),
-    "the layout of a covariance matrix": lambda b: pm.expand_packed_triangular(2, b),
 }
 PRIVATE = {
     "an array": lambda b: b * np.arange(3.0),
@@ -39,6 +38,16 @@ PRIVATE = {
     "an index": lambda b: b[np.array([0, 1, 1])],
     "what is counted": lambda b: pt.zeros(3)[np.array([0, 1])].inc(b[0]),
     "a shared number": lambda b: b * pytensor.shared(3.0),
+    "where a parameter is written": lambda b: pt.zeros(3)[np.array([0, 1])].set(b[:2]),
+    "where data say": lambda b: pt.zeros(3)[pytensor.shared(np.arange(2), name="array")].set(b[:2]),
+    "where a packed matrix is not": lambda b: pt.zeros(9)[
+        pytensor.shared(np.arange(3), name="array")
+    ].set(
+        pm.LKJCholeskyCov(
+            "w", n=2, eta=2.0, sd_dist=pm.Exponential.dist(1.0, shape=2), compute_corr=False
+        )
+    ),
+    "a number called like a dimension": lambda b: b * pytensor.shared(2.5, name="array"),
     "where a number is written": lambda b: b * pt.zeros(3)[np.array([0, 1])].set(1.0),
     "inside a loop": lambda b: pytensor.map(
         lambda z: z * pt.as_tensor(y).mean(), [b], return_updates=False
@@ -118,6 +127,16 @@ def test_correlations_of_effects_stay_in_a_result():
         pm.Normal("y", effects[rng.integers(5, size=N), 0] * x, 1, observed=y)
     assert {"chol_corr", "chol_stds", "effects"} <= {d.name for d in model.deterministics}
     assert find_roles(model).left_out == ()
+
+
+def test_who_is_written_to_is_not_told():
+    """Beside a layout of PyMC's own: positions of a user's may be who is ill."""
+    with pm.Model() as model:
+        b = pm.Normal("b")
+        pm.Deterministic("ill", pt.zeros(N)[np.flatnonzero(counts > 3)].set(b))
+        pm.Deterministic("named", pt.zeros(N)[pm.Data("who", np.flatnonzero(counts > 3))].set(b))
+        pm.Normal("y", b, 1, observed=y)
+    assert find_roles(model).left_out == ("ill", "named")
 
 
 def test_a_statistic_in_a_prior_is_no_number_of_it():
