@@ -3,7 +3,6 @@
 import functools
 import logging
 import math
-from functools import partial
 
 import numpy as np
 import pymc as pm
@@ -33,10 +32,6 @@ FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 # So high that an honest mechanism fails at one seed in ten thousand at most.
 SURE = 0.9999
 FAR = 1e3
-
-
-NORMAL = partial(dp.DPSurrogate, family="normal")
-POLYNOMIAL = partial(dp.DPSurrogate, family="polynomial")
 
 
 @pytest.fixture(autouse=True)
@@ -259,19 +254,18 @@ STEPS = {
     "sgld, sampled": (dp.comparators.DPSGLD, 60, {"sampling_rate": 0.5, "draws": 2}),
     "sgnht": (dp.comparators.DPSGNHT, 60, {"sampling_rate": 0.5, "draws": 2}),
     "exponential": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 3, "bounds": (-3, 3)}),
-    "normal": (NORMAL, 1000, {}),
+    "normal": (dp.DPSurrogate, 1000, {"family": "normal"}),
     "penalty, people": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 3, "unit": PEOPLE[:60]}),
     "sgld, people": (
         dp.comparators.DPSGLD,
         60,
         {"sampling_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]},
     ),
-    "normal, people": (NORMAL, 1000, {"unit": PEOPLE}),
-    "polynomial": (POLYNOMIAL, 1000, {}),
+    "normal, people": (dp.DPSurrogate, 1000, {"family": "normal", "unit": PEOPLE}),
+    "polynomial": (dp.DPSurrogate, 1000, {"family": "polynomial"}),
 }
-SPREAD = (NORMAL, POLYNOMIAL)
 # Runs that take a second or so.
-SLOW = ("anchored", "anchored, people", "polynomial")
+SLOW = ("normal", "normal, people", "polynomial")
 # One number that shows one noisy ratio, and says more than a discriminant of all of them.
 FIRST_RATIO = {"draws": 1, "statistic": lambda run: run.stats["accept_rate"][0]}
 
@@ -279,7 +273,7 @@ FIRST_RATIO = {"draws": 1, "statistic": lambda run: run.stats["accept_rate"][0]}
 def audited(which, runs, epsilon=2.0, delta=0.01, **keywords):
     step, n, settings = STEPS[which]
     return dp.audit(
-        waiting, records(n, spread=step in SPREAD), canary=-FAR, step=step, epsilon=epsilon, delta=delta, runs=runs,
+        waiting, records(n, spread=step is dp.DPSurrogate), canary=-FAR, step=step, epsilon=epsilon, delta=delta, runs=runs,
         **{"confidence": SURE, **settings, **keywords}, **FAST,
     )  # fmt: skip
 
@@ -299,7 +293,7 @@ def test_every_step_passes_at_length(which):
     found = audited(which, runs=1000 if which in SLOW else 20_000)
     assert not found.violated
     if which.split(",")[0] not in (
-        "anchored",
+        "normal",
         "polynomial",
         "barker",
         "hmc",
@@ -399,7 +393,7 @@ def test_an_anchor_without_its_noise_is_caught(monkeypatch):
     honest = PaidMeasurements.sum
     monkeypatch.setattr(PaidMeasurements, "sum", quiet_sum)
     first = {"statistic": lambda run: run.draws[0, 0]}
-    assert audited("anchored", runs=120, confidence=0.99, **first).violated
+    assert audited("normal", runs=120, confidence=0.99, **first).violated
 
 
 # -- around the runs --------------------------------------------------------------------------------
@@ -489,7 +483,7 @@ def test_a_unit_of_several_records_may_be_replaced():
 @pytest.mark.sweep
 def test_the_log_stays_quiet(caplog):
     with caplog.at_level(logging.INFO, logger="pymc.dp"):
-        audited("anchored", runs=20)
+        audited("normal", runs=20)
     assert not caplog.records
     assert not logging.getLogger("pymc.dp").disabled
 

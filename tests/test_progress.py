@@ -50,7 +50,7 @@ def test_an_error_ends_the_line(screen):
     assert "something else" in screen.getvalue()
 
 
-def test_a_run_shows_what_it_compiles_and_what_the_anchor_does(screen):
+def test_a_run_shows_what_it_compiles_and_what_the_surrogate_does(screen):
     y = np.random.default_rng(0).normal(1, 1, size=2000)
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("mu", 0, 2), 1, observed=pm.Data("Y", y))
@@ -60,7 +60,7 @@ def test_a_run_shows_what_it_compiles_and_what_the_anchor_does(screen):
     )  # fmt: skip
     assert "Compiling the" in screen.getvalue()
     step.release()
-    assert "Anchor" in screen.getvalue()
+    assert "Surrogate" in screen.getvalue()
     before = len(screen.getvalue())
     with hidden():
         dp.DPPenalty(

@@ -292,13 +292,14 @@ def _audited_runs(
         return subject
 
     released: list[list[Any]] = []
+    make: Callable[..., PrivateStep] = step
     with data_restored(subject), _quiet():
         first, second = (
             find_roles(model_of(one), plan.get("unit"), plan.get("public", ())) for one in pair
         )
         check_neighbours(first, second, plan.get("neighbours", SUBSTITUTE_ONE.name))
         for one in pair:
-            built = step(chains=1, model=model_of(one), **plan)
+            built = make(chains=1, model=model_of(one), **plan)
             released.append(list(runs_of(built, runs, seed)))
     if all(run.stopped for some in released for run in some):
         raise PrivacyError(f"Every run stopped: {released[0][0].stopped}")

@@ -201,7 +201,8 @@ def _max_releases_of_all(one: list[Gaussian], epsilon: float, delta: float, acco
         return count
 
     def fits(k: int) -> bool:
-        return bool(gaussian_epsilon(gaussian_mu(times(one, k)), delta) <= epsilon)
+        releases = [Gaussian(e.noise_multiplier, e.count * k) for e in one]
+        return bool(gaussian_epsilon(gaussian_mu(releases), delta) <= epsilon)
 
     # μ and the division round, to either side; the accountant has the last word.
     while count and not fits(count):

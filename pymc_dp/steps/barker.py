@@ -117,7 +117,7 @@ class DPBarker(PrivateStep):
                 f"π²/3 = {math.pi**2 / 3:.3f}, the logistic distribution's own. Found {variance!r}."
             )
         self._correction = logistic_correction(self._variance)
-        super().__init__(vars, instead={"batch_size": batch_size}, **run)
+        super().__init__(vars, run, instead={"batch_size": batch_size})
         self.needs_public_size("a batch is a share of all units, of which it tells the number")
         n, d = self.roles.n_units, self.compiled.d
         if batch_size is not None and batch_size > n:

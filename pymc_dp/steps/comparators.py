@@ -96,7 +96,7 @@ class _StochasticGradientStep(PrivateStep):
         **run: Any,
     ):
         self._tempering = fraction("tempering", tempering, one_allowed=True)
-        super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, **run)
+        super().__init__(vars, run, instead={"noise_multiplier": noise_multiplier})
         d, n = self.compiled.d, self.units_to_count_on
         self._d = d
         if step_size is None:

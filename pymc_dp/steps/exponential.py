@@ -170,7 +170,7 @@ class DPExponentialFamily(PrivateStep):
         **run: Any,
     ):
         self._target_accept = fraction("target_accept", target_accept)
-        super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, **run)
+        super().__init__(vars, run, instead={"noise_multiplier": noise_multiplier})
         self._proposal, given_scale = proposal_factor(scale, self.compiled.d)
         if self.roles.unit_of_record is not None:
             self.needs_public_size(

@@ -278,12 +278,12 @@ class DPHMC(PrivateStep):
         self._max_drift = max_drift if max_drift == math.inf else positive("max_drift", max_drift)
         super().__init__(
             vars,
+            run,
             instead={
                 "noise_multiplier": noise_multiplier,
                 "gradient_multiplier": gradient_multiplier,
             },
             shards=shards,
-            **run,
         )
         d = self._d = self.compiled.d
         self._clip = math.sqrt(d) if clip is None else positive("clip", clip)

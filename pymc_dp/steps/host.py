@@ -89,11 +89,12 @@ class PrivateStep(BlockedStep):
     ----------
     vars : list, optional
         All free variables, if given.
+    run : mapping
+        The keywords that are left when the algorithm has taken its own: :class:`~pymc_dp.steps.run.RunSettings`.
     instead : mapping
         What fixes the cost in place of `epsilon`, by name.
     shards : Shards, optional
         Where the records are, if the model holds made-up ones in their place.
-    **run : RunSettings
     """
 
     default_blocked = True
@@ -116,11 +117,11 @@ class PrivateStep(BlockedStep):
 
     def __init__(
         self,
-        vars: Sequence[Any] | None = None,
+        vars: Sequence[Any] | None,
+        run: Mapping[str, Any],
         *,
         instead: Mapping[str, Any],
         shards: Shards | None = None,
-        **run: Any,
     ):
         settings = RunSettings.of(type(self).__name__, run)
         self.run = Run(

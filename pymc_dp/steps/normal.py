@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from pymc_dp.anchor.build import build_anchor
 from pymc_dp.anchor.draws import draw, draw_normal
 from pymc_dp.anchor.law import Posterior
-from pymc_dp.anchor.model import Anchor
 from pymc_dp.anchor.part import read_part
 from pymc_dp.anchor.verdict import judge
 from pymc_dp.diagnostics import Diagnostics, Note
@@ -82,18 +80,19 @@ class NormalFamily:
             measure, prior, start, tempering=self._tempering, watch=watch, on_progress=say
         )
         self.surrogate = anchor = found if part is None else part.whole(found)
-        diagnostics = judge(found, labels, largest)
-        if isinstance(compiled.hessians, ScoreProducts):
-            diagnostics = replace(diagnostics, notes=(*diagnostics.notes, _SCORES))
-        self.finish = partial(_normal_draws, anchor, diagnostics, draws, chains)
+
+        def judged(*more: Note) -> Diagnostics:
+            said = judge(found, labels, largest)
+            scores = (_SCORES,) if isinstance(compiled.hessians, ScoreProducts) else ()
+            return replace(said, notes=(*said.notes, *scores, *more))
+
+        self.finish = lambda: Drawn(
+            draw_normal(anchor.posterior, draws, chains), judged(_CUT_SHORT)
+        )
+        diagnostics = judged()
         say("compiling what was released, and drawing from it: no data are read any more")
         drawn = draw(anchor, compiled.log_public, draws, chains, self._nuts_sampler)
         return Drawn(drawn, diagnostics)
-
-
-def _normal_draws(anchor: Anchor, known: Diagnostics, draws: int, chains: int) -> Drawn:
-    drawn = draw_normal(anchor.posterior, draws, chains)
-    return Drawn(drawn, replace(known, notes=(*known.notes, _CUT_SHORT)))
 
 
 class _Curved(Exception):

@@ -145,7 +145,7 @@ class DPPenalty(PrivateStep):
         self._target_accept = fraction("target_accept", target_accept)
         self._tempering = fraction("tempering", tempering, one_allowed=True)
         self._rate = check_rate("sampling_rate", sampling_rate)
-        super().__init__(vars, instead={"noise_multiplier": noise_multiplier}, shards=shards, **run)
+        super().__init__(vars, run, instead={"noise_multiplier": noise_multiplier}, shards=shards)
         d = self.compiled.d
         self._clip = math.sqrt(d) if clip is None else positive("clip", clip)
         self._metric = _metric_factor(metric, d)

@@ -124,7 +124,7 @@ class DPSurrogate(PrivateStep):
             )
         self._tempering = fraction("tempering", tempering, one_allowed=True)
         self._nuts_sampler = sampler_at_hand(nuts_sampler)
-        super().__init__(vars, instead={}, shards=shards, **run)
+        super().__init__(vars, run, instead={}, shards=shards)
         self._family = self._family_of(family)
         # A hair more noise than one release of the budget needs, for the rounding of its division.
         self._z = self.run.multiplier_of_one() * (1 + 2.0**-40)
