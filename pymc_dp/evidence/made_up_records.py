@@ -12,7 +12,7 @@ from pytensor.graph.replace import clone_replace
 from pymc_dp.compat import ancestors
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.likelihood.nodes import RecordData, data_nodes
+from pymc_dp.likelihood.nodes import RecordData
 from pymc_dp.likelihood.origins import has_functions, lengths_of_leaves
 from pymc_dp.likelihood.outcomes import Outcomes
 
@@ -53,16 +53,7 @@ def made_up_records(
     known = set(ancestors(model.observed_RVs, blockers=lengths_of_leaves(model.observed_RVs)))
     rows = [_rows(leaf, data, records, leaf.variable in known) for leaf in roles.record_data]
     outcomes = Outcomes(model, roles, seed)
-    drawn = outcomes.draw(_parameters(model, truth, seed), records, rows)
-    of_node = {
-        node: values
-        for rv, values in zip(model.observed_RVs, drawn, strict=True)
-        for node in data_nodes([model.rvs_to_values[rv]])
-    }
-    return [
-        np.asarray(of_node.get(leaf.variable, x)).astype(x.dtype).reshape(x.shape)
-        for leaf, x in zip(roles.record_data, rows, strict=True)
-    ]
+    return outcomes.in_place(_parameters(model, truth, seed), records, rows)
 
 
 def _rows(leaf: RecordData, data: Mapping[str, ArrayLike], n: int, needed: bool) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from pytensor.tensor.random.type import RandomType
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compilation import indices_by_rows, keep_indices_in_range
-from pymc_dp.likelihood.nodes import quoting_nothing
+from pymc_dp.likelihood.nodes import data_nodes, quoting_nothing
 from pymc_dp.likelihood.record_graph import rebuild_observed
 from pymc_dp.likelihood.refusals import refuse_captured
 from pymc_dp.likelihood.roles import Roles
@@ -37,7 +37,7 @@ class Outcomes:
     def __init__(
         self, model: pm.Model, roles: Roles, random_seed: Any = None, **compile_kwargs: Any
     ):
-        self._model = model
+        self._model, self._roles = model, roles
         self.names = [rv.name for rv in model.observed_RVs]
         length = pt.lscalar("n")
         with quoting_nothing(f"Predictions of {self.names} could not be compiled ({{error}})."):
@@ -108,6 +108,19 @@ class Outcomes:
     def draw(self, point: Sequence[NDArray[Any]], n: int, rows: Rows) -> list[NDArray[Any]]:
         """One draw of every outcome for `n` records, given parameters and rows."""
         return list(self._draw(*point, n, *rows))
+
+    def in_place(self, point: Sequence[NDArray[Any]], n: int, rows: Rows) -> list[NDArray[Any]]:
+        """The same rows, with outcomes that are drawn in the place of those that are in them."""
+        model, drawn = self._model, self.draw(point, n, rows)
+        of_node = {
+            node: values
+            for rv, values in zip(model.observed_RVs, drawn, strict=True)
+            for node in data_nodes([model.rvs_to_values[rv]])
+        }
+        return [
+            np.asarray(of_node.get(leaf.variable, x)).astype(x.dtype).reshape(x.shape)
+            for leaf, x in zip(self._roles.record_data, rows, strict=True)
+        ]
 
     def observed(self, n: int, rows: Rows) -> list[NDArray[Any]]:
         """What was observed in these rows. Private."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.made_up import made_up_rows
-from pymc_dp.likelihood.nodes import data_nodes
 from pymc_dp.likelihood.outcomes import Outcomes
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.records import RecordLikelihood
@@ -65,18 +64,9 @@ def _with_outcomes(model: pm.Model, likelihood: RecordLikelihood, rows: Rows) ->
     try:
         outcomes = Outcomes(model, roles, _SEED, mode="FAST_COMPILE")
         point = pm.draw(model.free_RVs, random_seed=_SEED, mode="FAST_COMPILE")
-        drawn = outcomes.draw(point, _RECORDS, rows)
+        return outcomes.in_place(point, _RECORDS, rows)
     except Exception:  # noqa: BLE001  a model without draws; the made-up ones have to do
         return rows
-    of_node = {
-        node: values
-        for rv, values in zip(model.observed_RVs, drawn, strict=True)
-        for node in data_nodes([model.rvs_to_values[rv]])
-    }
-    return [
-        np.asarray(of_node.get(leaf.variable, x)).astype(x.dtype).reshape(x.shape)
-        for leaf, x in zip(roles.record_data, rows, strict=True)
-    ]
 
 
 def _same(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
