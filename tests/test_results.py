@@ -158,7 +158,7 @@ def test_release_refuses_draws_of_two_runs(raw):
 def test_what_a_run_may_release_is_in_its_fingerprint(other, compiled):
     promised = dp.DPPenalty(epsilon=1.0, draws=5, chains=1, model=compiled()).guarantee
     assert replace(promised, **other).fingerprint != promised.fingerprint
-    later = replace(promised, run_id=1, measured={"tilt": 1.0})
+    later = replace(promised, run_id=1, diagnostics={"privacy_shift": 1.0})
     assert later.fingerprint == promised.fingerprint
 
 

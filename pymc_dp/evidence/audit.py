@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from pymc_dp.checks import check_delta, check_epsilon, fraction, whole
 from pymc_dp.evidence.bounds import Bound, discriminant, lower_bound
 from pymc_dp.evidence.neighbours import check_neighbours, data_of, data_restored, replaced
-from pymc_dp.evidence.runs import numbers_of, runs_of
+from pymc_dp.evidence.runs import alike, numbers_of, runs_of
 from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, refuses_from_outside
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.linalg import Vector
@@ -303,7 +303,7 @@ def _audited_runs(
             released.append(list(runs_of(built, runs, seed)))
     if all(run.stopped for some in released for run in some):
         raise PrivacyError(f"Every run stopped: {released[0][0].stopped}")
-    return built.guarantee, released
+    return built.guarantee, alike(released)
 
 
 def _as_vector(output: Any) -> Vector:

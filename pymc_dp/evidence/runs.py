@@ -56,6 +56,20 @@ class Run(NamedTuple):
         return np.concatenate([part.ravel() for part in parts])
 
 
+def alike(released: list[list[Run]]) -> list[list[Run]]:
+    """The same runs, all with the same diagnostics: NaN, or no text, for what one does not say."""
+    every = [run.diagnostics for runs in released for run in runs]
+    nothing = {
+        name: "" if isinstance(value, str) else math.nan
+        for said in every
+        for name, value in sorted(said.items())
+    }
+    return [
+        [run._replace(diagnostics={**nothing, **run.diagnostics}) for run in runs]
+        for runs in released
+    ]
+
+
 class _ScratchLedger(PrivacyLedger):
     """The ledger's own rules, in memory, for a run that is repeated.
 

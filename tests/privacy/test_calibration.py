@@ -172,7 +172,7 @@ def test_max_releases_fit_where_the_affordable_number_is_whole():
         epsilon, delta, k = (
             10 ** rng.uniform(-3, 1),
             10 ** -rng.uniform(3, 10),
-            int(rng.integers(1, 100)),
+            int(rng.integers(2, 100)),
         )
         z = math.sqrt(k) / gaussian_mu_within(epsilon, delta)
         found = max_releases(epsilon=epsilon, delta=delta, noise_multiplier=z)
