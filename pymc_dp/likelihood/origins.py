@@ -163,7 +163,7 @@ def numbers_of_prior(rv: Variable) -> list[Constant]:
 def _structural(graphs: Sequence[Variable], blockers: Sequence[Variable]) -> set[Variable]:
     found: set[Variable] = set(sizes_in(graphs, blockers))
     for node in _nodes(graphs, blockers):
-        if isinstance(node.op, Reshape):
+        if isinstance(node.op, Reshape) and isinstance(node.inputs[1], Constant):
             found.add(node.inputs[1])
         value, positions = written(node)
         # PyMC lays out the factor of a covariance matrix so; other positions may be those of people.

@@ -59,6 +59,9 @@ PRIVATE = {
         [b],
         return_updates=False,
     ),
+    "a shape that data say": lambda b: pt.tile(b, 2).reshape(
+        pytensor.shared(np.array([3, 2]), name="array"), ndim=2
+    ),
     "an array in another shape": lambda b: b[0] * pt.as_tensor(x[:6]).reshape((2, 3)),
     "how many are positive": lambda b: b * pt.nonzero(pt.as_tensor(y) > 0)[0].shape[0],
     "what is called like a dimension": lambda b: b * pytensor.shared(x[:3], name="array"),
