@@ -59,18 +59,16 @@ def row(name, epsilon, asked, found):
     ]  # fmt: skip
 
 
+def normal(epsilon, model):
+    return DPSurrogate(family="normal", chains=1, draws=1, epsilon=epsilon, model=model)
+
+
 def simulated(name, epsilon, n, replications, seed):
     """Fresh data, and fresh noise, in every run."""
     make, likelihood, prior_sd = SIMULATED[name]
     rng = np.random.default_rng([seed, int(10 * epsilon), n, sorted(SIMULATED).index(name)])
     _, X, y = make(rng, n)
-    step = DPSurrogate(
-        family="normal",
-        chains=1,
-        draws=1,
-        epsilon=epsilon,
-        model=model_of(likelihood, prior_sd, X, y),
-    )
+    step = normal(epsilon, model_of(likelihood, prior_sd, X, y))
     found = []
     for k in range(replications):
         truth, X, y = make(rng, n)
@@ -86,13 +84,7 @@ def on_real_data(name, epsilon, runs):
     """The same data, and fresh noise, in every run."""
     load, likelihood, prior_sd = REAL[name]
     X, y = load()
-    step = DPSurrogate(
-        family="normal",
-        chains=1,
-        draws=1,
-        epsilon=epsilon,
-        model=model_of(likelihood, prior_sd, X, y),
-    )
+    step = normal(epsilon, model_of(likelihood, prior_sd, X, y))
     exact = Exact(step, step.compiled.parameters.start)
     return row(
         name,

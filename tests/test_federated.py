@@ -643,9 +643,7 @@ def test_a_group_whose_information_was_clipped_is_not_passed_off_as_known():
         parameters = ParameterSpace(prior())
         law = Law(np.zeros(D), np.array([16.0, 200.0]), np.diag([J, 400.0]), np.diag([0.04, 4.0]))
         posterior = posterior_of(law, PublicLogDensity(parameters), parameters.start)
-        anchor = Anchor(
-            posterior, np.eye(D), np.eye(D), 1.0, 1.0, 1.0, np.zeros(D), np.zeros(D), 1, True
-        )
+        anchor = Anchor(posterior, np.eye(D), 1.0, 1.0, 1.0, np.zeros(D), np.zeros(D), 1, True)
         return judge(anchor, parameters.labels, parameters.largest)
 
     known, lost = judged(20.0), judged(0.1)
@@ -665,9 +663,7 @@ def test_the_likelihood_of_a_surrogate_is_its_law():
     J, S = (A @ A.T for A in rng.normal(size=(2, 3, 3)))
     law = Law(rng.normal(size=3), rng.normal(size=3), J, S)
     posterior = posterior_of(law, PublicLogDensity(parameters), parameters.start)
-    anchor = Anchor(
-        posterior, np.eye(3), np.eye(3), 1.0, 1.0, 1.0, np.zeros(3), np.zeros(3), 1, True
-    )
+    anchor = Anchor(posterior, np.eye(3), 1.0, 1.0, 1.0, np.zeros(3), np.zeros(3), 1, True)
     found = Surrogate(anchor, Diagnostics(usable=True), parameters_digest(parameters))
     ours, without = found.model(model).compile_logp(**FAST), model.compile_logp(**FAST)
     more = []

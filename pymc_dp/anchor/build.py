@@ -177,7 +177,7 @@ class _Run:
         expected, S = self._predicted
         off, V = last.gradient - expected, last.covariance + S
         return Anchor(
-            posterior=r, W=power(self.P, -0.5), V=last.V, gradient_clip=last.gradient_clip,
+            posterior=r, V=last.V, gradient_clip=last.gradient_clip,
             hessian_clip=last.hessian_clip,
             surprise=math.sqrt(max(float(off @ np.linalg.solve(V, off)), 0.0) / d),
             off=np.linalg.solve(r.exact, off) / np.sqrt(np.diag(np.linalg.inv(r.exact))),
@@ -197,7 +197,7 @@ class _Run:
         # Not at the prior's mode: a funnel has none.
         r = Posterior(law, at, floored(Λ, 1e-12), positive(Λ, 1e-12), Λ)
         return Anchor(
-            posterior=r, W=np.diag(self.scales), V=np.diag(self.scales), gradient_clip=math.nan,
+            posterior=r, V=np.diag(self.scales), gradient_clip=math.nan,
             hessian_clip=math.nan, surprise=math.nan, off=np.zeros(len(at)), improbable=np.zeros(len(at)),
             rounds=0, arrived=False,
         )  # fmt: skip

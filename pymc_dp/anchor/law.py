@@ -184,18 +184,12 @@ class Pooled:
         Of their curvatures.
     at : ndarray, shape (d,)
         Where, seen from the place, the curvature's noise does not matter: the gradients' mean place.
-    parts : ndarray, shape (looks, d, d)
-        :math:`B_t`, of their gradients; they add up to the identity.
-    curvature : ndarray, shape (d, d)
-        A, the curvatures' mean as it was released: the law's J is what was made of it.
     """
 
     law: Law
     looks: Sequence[Look]
     weights: Vector
     at: Vector
-    parts: Vector
-    curvature: Vector
 
     def noise_at(self, u: Vector, C: Vector | float = 0.0) -> Vector:
         """S for a mode at u, known up to covariance C: the noise of the curvature included."""
@@ -254,11 +248,9 @@ def pooled(
 
     information, rhs, at = np.zeros((d, d)), np.zeros(d), np.zeros(d)
     noise_part, clipped_part = np.zeros((d, d)), np.zeros((d, d))
-    informations = []
     for look, off in zip(looks, change * far**2 / 4, strict=True):
         u, noisy = look.theta - place, look.covariance + off * P
         Q = np.linalg.inv(noisy + look.clipped @ look.clipped.T)
-        informations.append(Q)
         information += Q
         rhs += Q @ (look.gradient + J @ u)
         at += Q @ (P @ u)
@@ -270,7 +262,7 @@ def pooled(
     law = Law(place, inverse @ rhs, J, S)
     # Parts are of gradients, which P makes of moves.
     centre = np.asarray(np.linalg.solve(P, inverse @ at))
-    return Pooled(law, looks, weights, centre, inverse @ np.array(informations), A)
+    return Pooled(law, looks, weights, centre)
 
 
 def far_away(precision: Vector, sd: float) -> float:

@@ -16,8 +16,6 @@ class Anchor:
     ----------
     posterior : Posterior
         Given what was released, approximately; its law is what draws are made from.
-    W : ndarray, shape (d, d)
-        Whitens the posterior without noise, about.
     V : ndarray, shape (d, d)
         The last look's frame.
     gradient_clip, hessian_clip : float
@@ -36,7 +34,6 @@ class Anchor:
     """
 
     posterior: Posterior
-    W: Vector
     V: Vector
     gradient_clip: float
     hessian_clip: float

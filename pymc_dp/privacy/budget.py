@@ -44,7 +44,7 @@ class Budget:
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", check_finite_epsilon(self.epsilon))
         if self.delta is not None:
-            check_delta(self.delta)
+            object.__setattr__(self, "delta", check_delta(self.delta))
         relation = self.relation
         if self.ledger is None:
             return
@@ -84,7 +84,7 @@ class Budget:
             If its default would tell a private number of units.
         """
         if self.delta is not None:
-            return check_delta(self.delta)
+            return self.delta
         if self.ledger is not None:
             return self.ledger.delta
         if not self.relation.public_size:

@@ -1,6 +1,6 @@
 """What :class:`~pymc_dp.DPSurrogate` needs of a family of surrogates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from pymc_dp.diagnostics import Diagnostics
@@ -26,6 +26,8 @@ class Drawn(NamedTuple):
 class Family(Protocol):
     """One way to put a surrogate in the likelihood's place: built for a model, used once."""
 
+    asks: Mapping[str, Any]
+    """What the curator has to have compiled, as :meth:`~pymc_dp.steps.host.PrivateStep.curator` takes it."""
     surrogate: Any
     """What was found; None before."""
     finish: Callable[[], Drawn] | None

@@ -1,7 +1,8 @@
 """The hierarchical surrogate: a normal law of shared parameters and of many groups' effects, times the exact prior."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,8 @@ class HierarchicalFamily:
     nuts_sampler : str
         Who draws from law times prior.
     """
+
+    asks: Mapping[str, Any] = {"local": True}
 
     def __init__(self, compiled: CompiledModel, tempering: float, nuts_sampler: str):
         self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler

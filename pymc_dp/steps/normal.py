@@ -1,6 +1,6 @@
 """The normal surrogate: a noise-aware Laplace approximation of the likelihood, times the exact prior."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,8 @@ class NormalFamily:
     nuts_sampler : str
         Who draws from law times prior.
     """
+
+    asks: Mapping[str, Any] = {"derivatives": 2}
 
     def __init__(self, compiled: CompiledModel, tempering: float, nuts_sampler: str):
         self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler

@@ -4,7 +4,8 @@ Queries at tempered posteriors, each of which says where the next is made, and a
 (:mod:`pymc_dp.polynomial`). That polynomial times the exact prior is the posterior given all that was released.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,8 @@ class PolynomialFamily:
     UnsupportedModelError
         If it has too many parameters.
     """
+
+    asks: Mapping[str, Any] = {}
 
     def __init__(self, compiled: CompiledModel, tempering: float):
         if terms_of(compiled.d, 3) > SETTINGS.most_terms:

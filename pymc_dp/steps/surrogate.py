@@ -133,13 +133,9 @@ class DPSurrogate(PrivateStep):
         self.diagnostics: Diagnostics | None = None
         self._draws: Any = None
         self._built_in = os.getpid()
-        if isinstance(self._family, PolynomialFamily):
-            self._curator = self.curator()
-            return
         _ = self.compiled.likelihood  # what it lacks, other samplers miss too
-        local = isinstance(self._family, HierarchicalFamily)
         try:
-            self._curator = self.curator(derivatives=0 if local else 2, local=local)
+            self._curator = self.curator(**self._family.asks)
         except UnsupportedModelError as error:
             raise NoSurrogateError(f"DPSurrogate cannot be used: {error}") from None
 
