@@ -38,7 +38,7 @@ docs: $(VENV)/.ready-docs
 notebooks: $(VENV)/.ready-notebooks
 	$(BIN)/python notebooks/execute.py
 
-benchmarks: $(VENV)/.ready
+benchmarks: $(VENV)/.ready-benchmarks
 	$(BIN)/python benchmarks/penalty_speed.py
 	$(BIN)/python benchmarks/penalty_memory.py
 	$(BIN)/python benchmarks/iterations_allowed.py
@@ -66,6 +66,13 @@ benchmarks: $(VENV)/.ready
 	$(BIN)/python benchmarks/accounting_comparison.py
 	$(BIN)/python benchmarks/gradient_ways.py
 	$(BIN)/python benchmarks/first_draw.py
+	$(BIN)/python benchmarks/ordinary_models.py
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/compare_models.py
+	$(BIN)/python benchmarks/curved_mmd.py
+	$(BIN)/python benchmarks/curved_coverage.py
+	$(BIN)/python benchmarks/curved_switch.py
+	$(BIN)/python benchmarks/mutants.py
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c "import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) else 'pymc-dp needs Python 3.11 or newer, this is ' + v + ': make PYTHON=python3.12 ...')"
@@ -75,6 +82,10 @@ $(VENV)/.ready: pyproject.toml
 
 $(VENV)/.ready-docs: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	touch $@
+
+$(VENV)/.ready-benchmarks: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet -e '.[benchmarks]'
 	touch $@
 
 $(VENV)/.ready-notebooks: $(VENV)/.ready

@@ -190,6 +190,12 @@ def test_what_benchmarks_import_is_there():
                 assert not missing, f"{file.name}: {node.module} has no {missing}"
 
 
+def test_make_benchmarks_runs_every_benchmark():
+    called = set(re.findall(r"benchmarks/(\w+)\.py", (ROOT / "Makefile").read_text()))
+    scripts = {f.stem for f in (ROOT / "benchmarks").glob("*.py") if not f.stem.startswith("_")}
+    assert called == scripts
+
+
 def test_privacy_knows_nothing_of_pymc():
     code = (
         "import sys, types; "
