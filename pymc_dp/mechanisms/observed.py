@@ -14,6 +14,7 @@ from pymc_dp.mechanisms.curator import release_sum
 from pymc_dp.mechanisms.distributions import DiscreteGaussian, DiscreteLaplace
 from pymc_dp.mechanisms.law import Family, NoiseLaw, noise_law
 from pymc_dp.mechanisms.records import static_shape
+from pymc_dp.mechanisms.publication import Suppressed, publication
 from pymc_dp.mechanisms.released import ReleasedStatistic
 from pymc_dp.mechanisms.statistics import record_sum
 from pymc_dp.mechanisms.sums import observe_sum
@@ -33,33 +34,30 @@ class _Mechanism:
         observed: Any,
         total: Any = None,
         keep_total: bool = False,
+        rounded: float | None = None,
+        lower: float | None = None,
+        upper: float | None = None,
+        suppressed: Suppressed | None = None,
         n: Any = None,
         points: int | None = None,
-        scale: ArrayLike | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        sensitivity: float | None = None,
         dims: Any = None,
+        **noise: Any,
     ) -> Any:
-        if isinstance(observed, ReleasedStatistic):
-            law = cls._law_of_release(name, observed, (scale, epsilon, delta, sensitivity))
-            observed = observed.value
+        released = observed if isinstance(observed, ReleasedStatistic) else None
+        if released is not None:
+            law, observed = cls._law_of_release(name, released, noise), released.value
         else:
-            law = noise_law(
-                name,
-                cls.family,
-                cls.discrete,
-                scale=scale,
-                epsilon=epsilon,
-                delta=delta,
-                sensitivity=sensitivity,
-                zero=total is not None or n is not None,
-            )
-        _check_road(name, statistic, total, keep_total, n, points)
-        dims = (dims,) if isinstance(dims, str) else dims
+            zero = total is not None or n is not None
+            law = noise_law(name, cls.family, cls.discrete, zero=zero, **noise)
+        processed = {"rounded": rounded, "lower": lower, "upper": upper, "suppressed": suppressed}
+        _check_road(name, statistic, total, keep_total, n, points, processed)
+        observed, dims = _labelled(observed, dims)
         if total is not None:
-            observed = cls._checked(name, observed, law, static_shape(total))
-            return observe_count(name, total, law=law, observed=observed, dims=dims,
+            shape = static_shape(total)
+            published, observed = publication(name, observed, **processed)
+            _check_scale(name, law, shape)
+            observed = _check_observed(name, observed, shape, cls.discrete, "`total` has")
+            return observe_count(name, total, law=law, observed=observed, published=published, dims=dims,
                                  keep_total=keep_total)  # fmt: skip
         statistic = pt.as_tensor(statistic)
         if statistic.dtype == "bool":
@@ -69,43 +67,33 @@ class _Mechanism:
                 f"{name!r}: {law.name} noise needs a statistic of integers. Found dtype "
                 f"{statistic.dtype}. Cast it with `.astype('int64')` if it is one."
             )
+        shape = static_shape(statistic)
         if n is not None:
-            n = pt.as_tensor(n)
-            shape = static_shape(statistic)
-            observed = cls._checked(name, observed, law, shape, shape[n.ndim :])
+            n = _checked_n(name, n, released)
+            _check_scale(name, law, shape[n.ndim :])
+            observed = _check_observed(name, observed, shape, cls.discrete, "the statistic of one record has")
             return observe_sum(name, statistic, n=n, points=points, law=law, observed=observed,
-                               dims=dims)  # fmt: skip
+                               dims=dims, bounds=released.bounds if released else None)  # fmt: skip
         if statistic.ndim < 1:
             raise PrivacyConfigurationError(
                 f"{name!r}: `statistic` must have one row per record, shape (n, ...), and is summed "
                 "over its first axis here. Found a scalar: do not sum it yourself. That of one record "
                 "needs `n`."
             )
-        observed = cls._checked(name, observed, law, static_shape(statistic)[1:])
+        if released is not None and shape[0] != released.n_records:
+            raise PrivacyConfigurationError(
+                f"{name!r}: the statistic has {shape[0]:,} rows, but what was released is a sum over "
+                f"{released.n_records:,} records."
+            )
+        _check_scale(name, law, shape[1:])
+        kind = "the sum of the statistic over its first axis, the records, has"
+        observed = _check_observed(name, observed, shape[1:], cls.discrete, kind)
         total = record_sum(statistic, law=law)
         return cls._distribution(name, total, law.scale, observed=observed, dims=dims)
 
     @classmethod
-    def _checked(
-        cls,
-        name: str,
-        observed: Any,
-        law: NoiseLaw,
-        shape: tuple[int, ...],
-        entries: tuple[int, ...] | None = None,
-    ) -> Any:
-        """`observed`, if its shape is that of the sum; the scale's is that or that of `entries`."""
-        entries = shape if entries is None else entries
-        if law.scale.shape not in ((), entries):
-            raise PrivacyConfigurationError(
-                f"{name!r}: `scale` has shape {law.scale.shape}, but what was released has shape "
-                f"{entries}. Give one number, or one per entry."
-            )
-        return _check_observed(name, observed, shape, cls.discrete)
-
-    @classmethod
     def _law_of_release(
-        cls, name: str, released: ReleasedStatistic, given: tuple[Any, ...]
+        cls, name: str, released: ReleasedStatistic, noise: dict[str, Any]
     ) -> NoiseLaw:
         law = released.law
         if (law.family, law.discrete) != (cls.family, cls.discrete):
@@ -113,10 +101,9 @@ class _Mechanism:
                 f"{name!r}: the statistic was released with {law.name} noise, not by a "
                 f"{cls.__name__}."
             )
-        if any(argument is not None for argument in given):
+        if any(argument is not None for argument in noise.values()):
             raise PrivacyConfigurationError(
-                f"{name!r}: the released statistic knows its noise; leave out `scale`, `epsilon`, "
-                "`delta` and `sensitivity`."
+                f"{name!r}: the released statistic knows its noise; leave out {', '.join(f'`{key}`' for key in noise)}."
             )
         return law
 
@@ -215,11 +202,20 @@ class LaplaceMechanism(_Mechanism):
     observed : array or ReleasedStatistic, shape (...)
         What was released. A :class:`ReleasedStatistic` brings its noise along.
     total : TensorVariable, shape (...)
-        Law of the confidential count, such as ``pm.Binomial.dist(population, p)``, or
+        Law of the confidential count, such as ``count = pm.Binomial.dist(population, p)``, or
         ``pm.Multinomial.dist(population, p)`` for a table with a public total. Summed out exactly.
+        Give **the same object** to every mechanism that has released it, and ``count.sum(axis=-1)`` to
+        those that have released its margins, after the cells.
     keep_total : bool
-        Whether to add the mean of the confidential count, given the parameters and the release, as
-        the deterministic ``{name}_total``.
+        Whether to add the mean of the confidential count, given the parameters and this and earlier
+        releases of it, as the deterministic ``{name}_total``.
+    rounded : float, optional
+        With `total`: the step to whose multiples noisy counts were rounded, halves upwards.
+    lower, upper : float, optional
+        With `total`: what noisy counts below or above were published as, such as ``lower=0``.
+    suppressed : tuple or "missing", optional
+        With `total`: why cells of `observed` are masked or NaN. ``(1, 9)``: because what would have been published was
+        1 to 9; ``(-np.inf, 9)``: because it was 9 at most. "missing": whatever it was.
     n : int, array or TensorVariable, shape areas
         Number of records, if `statistic` is that of one. The sum is taken as normal: see
         :func:`~pymc_dp.check_releases`. It may be a parameter. Several mechanisms on the same
@@ -230,11 +226,15 @@ class LaplaceMechanism(_Mechanism):
     scale : float or array, optional
         b > 0, one for all entries or one per entry. With `n` or `total` it may be 0: a public
         total.
+    variance, standard_error : float or array, optional
+        In place of `scale`, of the noise.
+    margin_of_error : tuple, optional
+        In place of `scale`: the half width of a normal confidence interval and its level, ``(12, 0.9)``.
     epsilon, sensitivity : float, optional
         In place of `scale`: b is the L1 `sensitivity` of the sum divided by ε. With both `scale`
         and `sensitivity`, ε follows.
     dims : str or tuple, optional
-        Named dimensions of the variable.
+        Named dimensions of the variable. By default the named axes of `observed`, if it is a table of pandas.
 
     Raises
     ------
@@ -258,11 +258,13 @@ class GaussianMechanism(_Mechanism):
     ----------
     name, statistic, observed, dims
         See :class:`LaplaceMechanism`.
-    scale : float or array, optional
-        σ > 0.
+    scale, variance, standard_error, margin_of_error
+        See :class:`LaplaceMechanism`; the scale is σ.
     epsilon, delta, sensitivity : float, optional
         In place of `scale`: σ is the smallest that makes the release (ε, δ)-DP at this L2
         `sensitivity`. With `scale`, `sensitivity` and `delta`, ε follows.
+    rho, mu : float, optional
+        In place of `epsilon` and `delta`: the budget as zero-concentrated (ρ) or Gaussian (µ) differential privacy.
 
     Raises
     ------
@@ -285,10 +287,10 @@ class DiscreteLaplaceMechanism(_Mechanism):
 
     Parameters
     ----------
-    name, scale, epsilon, sensitivity, dims
+    name, scale, variance, standard_error, margin_of_error, epsilon, sensitivity, dims
         See :class:`LaplaceMechanism`.
     statistic : TensorVariable of int or bool
-        See :class:`LaplaceMechanism`, as for `total`, `keep_total`, `n` and `points`.
+        See :class:`LaplaceMechanism`, as for `total` and all that goes with it, `n` and `points`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
 
@@ -315,10 +317,10 @@ class DiscreteGaussianMechanism(_Mechanism):
 
     Parameters
     ----------
-    name, scale, epsilon, delta, sensitivity, dims
+    name, scale, variance, standard_error, margin_of_error, epsilon, delta, rho, mu, sensitivity, dims
         See :class:`GaussianMechanism`.
     statistic : TensorVariable of int or bool
-        See :class:`LaplaceMechanism`, as for `total`, `keep_total`, `n` and `points`.
+        See :class:`LaplaceMechanism`, as for `total` and all that goes with it, `n` and `points`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
 
@@ -338,7 +340,13 @@ class DiscreteGaussianMechanism(_Mechanism):
 
 
 def _check_road(
-    name: str, statistic: Any, total: Any, keep_total: bool, n: Any, points: int | None
+    name: str,
+    statistic: Any,
+    total: Any,
+    keep_total: bool,
+    n: Any,
+    points: int | None,
+    processed: dict[str, Any],
 ) -> None:
     """What was summed is said in one of three ways."""
     if (statistic is None) == (total is None):
@@ -354,18 +362,78 @@ def _check_road(
         raise PrivacyConfigurationError(f"{name!r}: `keep_total` goes with `total`.")
     if points is not None and n is None:
         raise PrivacyConfigurationError(f"{name!r}: `points` goes with `n`.")
+    given = [key for key, value in processed.items() if value is not None]
+    if given and total is None:
+        raise PrivacyConfigurationError(
+            f"{name!r}: `{given[0]}` goes with `total`. A sum over latent records that was cut off is "
+            "`pm.Censored(name, pm.Normal.dist(dp.statistics.record_sum(statistic), scale), lower, upper, "
+            "observed=...)`, with `PrivacyAwareGibbs`."
+        )
 
 
-def _check_observed(name: str, observed: Any, shape: tuple[int, ...], discrete: bool) -> Any:
-    """`observed` itself, if it is finite and has the statistic's shape."""
+def _labelled(observed: Any, dims: Any) -> tuple[Any, Any]:
+    """Numbers of a table of pandas; its named axes are dimensions if none are given, its labels their coordinates."""
+    dims = (dims,) if isinstance(dims, str) else dims
+    axes = getattr(observed, "axes", None)
+    if axes is None or not hasattr(observed, "to_numpy"):
+        return observed, dims
+    model = pm.modelcontext(None)
+    names = tuple(axis.name for axis in axes)
+    if dims is None and all(isinstance(name, str) for name in names):
+        dims = names
+        model.add_coords({d: list(axis) for d, axis in zip(dims, axes, strict=True) if d not in model.coords})
+    for d, axis in zip(dims or (), axes, strict=dims is not None):
+        if d in model.coords and list(model.coords[d]) != list(axis):
+            raise PrivacyConfigurationError(
+                f"The rows or columns of `observed` along {d!r} are not in the order of the model's coordinate {d!r}. "
+                f"Order the table: `observed.reindex(model.coords[{d!r}])`."
+            )
+    return observed.to_numpy(), dims
+
+
+def _checked_n(name: str, n: Any, released: ReleasedStatistic | None) -> Any:
+    """`n` as a tensor, if it can be numbers of records."""
+    tensor = pt.as_tensor(n)
+    known = n.get_value() if hasattr(n, "get_value") else getattr(tensor, "data", None)
+    if known is None:
+        return tensor
+    if known.dtype.kind not in "iuf" or not (np.isfinite(known) & (known >= 1) & (known == np.rint(known))).all():
+        raise PrivacyConfigurationError(
+            f"{name!r}: `n` must be whole numbers of records, 1 or more. Found {known.tolist()!r}. Leave areas without "
+            "records out."
+        )
+    if released is not None and known.ndim == 0 and known != released.n_records:
+        raise PrivacyConfigurationError(
+            f"{name!r}: `n` is {int(known):,}, but what was released is a sum over {released.n_records:,} records."
+        )
+    return tensor
+
+
+def _check_scale(name: str, law: NoiseLaw, shape: tuple[int, ...]) -> None:
+    if law.scale.shape not in ((), shape):
+        raise PrivacyConfigurationError(
+            f"{name!r}: `scale` has shape {law.scale.shape}, but what was released has shape "
+            f"{shape}. Give one number, or one per entry."
+        )
+
+
+def _check_observed(
+    name: str, observed: Any, shape: tuple[int, ...], discrete: bool, what: str
+) -> Any:
+    """`observed` itself, if it is finite and has this shape."""
     shared = hasattr(observed, "get_value")
     if isinstance(observed, pytensor.graph.basic.Variable) and not shared:
         raise PrivacyConfigurationError(f"{name!r}: `observed` must be numbers, or a `pm.Data`.")
     array: NDArray[Any] = np.asarray(observed.get_value() if shared else observed)
-    if array.shape != shape:
+    if np.ma.getmaskarray(observed if not shared else array).any():
         raise PrivacyConfigurationError(
-            f"{name!r}: `observed` has shape {array.shape}, but the sum of the statistic over "
-            f"records has shape {shape}."
+            f"{name!r}: `observed` has masked entries. An entry of a sum that was not published is left out of the "
+            "statistic; a cell of a table may be masked if it is a `total`."
+        )
+    if array.shape != shape:
+        hint = " If the statistic is that of one record, give their number `n`." if "over its" in what else ""
+        raise PrivacyConfigurationError(
+            f"{name!r}: `observed` has shape {array.shape}, but {what} shape {shape}.{hint}"
         )
     if array.dtype.kind not in "iufb" or not np.isfinite(array).all():
         raise PrivacyConfigurationError(f"{name!r}: `observed` must be finite numbers.")
