@@ -33,10 +33,13 @@ def log_probability(noise, scale, low, high):
     low, high = np.broadcast_arrays(np.asarray(low, float), np.asarray(high, float))
     if noise.startswith("discrete"):
         shape = INTEGERS**2 / 2 / scale**2 if noise.endswith("gaussian") else abs(INTEGERS) / scale
-        mass = np.exp(-shape - special.logsumexp(-shape))
-        inside = (low[..., None] <= INTEGERS) & (high[..., None] >= INTEGERS)
-        with np.errstate(divide="ignore"):
-            return np.log((inside * mass).sum(axis=-1))
+        log_cdf = np.logaddexp.accumulate(-shape - special.logsumexp(-shape))
+        upper = low + high > 0  # the tail that is nearer
+        low, high = np.where(upper, -high, low), np.where(upper, -low, high)
+        end = INTEGERS[-1]
+        below, within = (log_cdf[np.clip(x, -end, end).astype(int) + end] for x in (low - 1, high))
+        below = np.where(low == -np.inf, -np.inf, below)
+        return within + np.log1p(-np.exp(below - within))
     law = (stats.norm if noise == "gaussian" else stats.laplace)(scale=scale)
     with np.errstate(divide="ignore"):
         return np.where(low == high, law.logpdf(low), np.log(law.cdf(high) - law.cdf(low)))
@@ -46,7 +49,7 @@ def log_density_and_slope(model, names, x):
     """Of some observed variables at p = x."""
     variables = [model[name] for name in names]
     density = model.compile_logp(vars=variables, **FAST)
-    slope = pm.compile(model.value_vars, pm.gradient(model.logp(vars=variables), model.value_vars), **FAST)
+    slope = pm.compile(model.value_vars, pm.pytensorf.gradient(model.logp(vars=variables), model.value_vars), **FAST)
     return float(density({"p": np.asarray(x)})), float(np.ravel(slope(np.asarray(x)))[0])
 
 

@@ -1,4 +1,4 @@
-r"""Sums over a confidential count: value and mean in one pass over the terms that count.
+r"""Sums over a confidential count: value, slope and mean in one pass over the terms that count.
 
 The law of a count k with the natural parameter η, such as :math:`\eta = \log\lambda` or
 :math:`\eta = \operatorname{logit} p`, and all that was published of it are terms
@@ -29,7 +29,7 @@ _APART = 0.75
 
 
 @numba.njit(cache=True, error_model="numpy")
-def terms(c, ratio, count, eta, rough, apart, f):  # type: ignore[no-untyped-def]
+def terms(c, ratio, count, eta, x, rough, apart, f):  # type: ignore[no-untyped-def]
     """Terms of one cell over the largest, written to `f` around its middle.
 
     Parameters
@@ -37,7 +37,8 @@ def terms(c, ratio, count, eta, rough, apart, f):  # type: ignore[no-untyped-def
     c, ratio : ndarray, shape (width,)
         Logs of the terms at η = 0, and each term over the one before, of which the first `count` are used.
     count : int
-    eta : float
+    eta, x : float
+        And its exponential.
     rough : float
         What adds to the curvature of c the roughness of what is not seen at its peak: infinite if terms
         must not be left out.
@@ -55,7 +56,7 @@ def terms(c, ratio, count, eta, rough, apart, f):  # type: ignore[no-untyped-def
     low, high = 0, count - 1
     while low < high:
         k = (low + high) // 2
-        if c[k + 1] - c[k] + eta > 0:
+        if ratio[k + 1] * x > 1:
             low = k + 1
         else:
             high = k
@@ -69,7 +70,6 @@ def terms(c, ratio, count, eta, rough, apart, f):  # type: ignore[no-untyped-def
                 step = max(1, int(apart / math.sqrt(curvature + rough)))
     f[middle] = 1.0
     total, first, second = 1.0, 0.0, 0.0
-    x = math.exp(eta)
     start, last = 0, 0
     for way in (1, -1):
         j, k, t = 0, peak, 1.0
@@ -96,30 +96,56 @@ def terms(c, ratio, count, eta, rough, apart, f):  # type: ignore[no-untyped-def
 
 
 @numba.njit(cache=True, error_model="numpy")
-def count_sum(eta, base, c, ratio, start, count, rough):  # type: ignore[no-untyped-def]
-    """Log of the sum of ``exp(c + (k - base) * eta)``, and the mean of k, for every cell.
+def count_sum(p, size, c, ratio, start, count, rough, none, all_):  # type: ignore[no-untyped-def]
+    """Log-density of what was published, its derivative by p, and the mean of the count, for every cell.
 
     Parameters
     ----------
-    eta, base : ndarray, shape (cells,)
+    p : ndarray, shape (cells,)
+        Probabilities of binomial counts, rates of Poisson counts.
+    size : ndarray, shape (cells,)
+        Of the populations; infinite for Poisson counts.
     c, ratio : ndarray, shape (cells, width)
         See :func:`terms`.
     start, count : ndarray, shape (cells,)
         The smallest count k, and how many there are.
     rough : ndarray, shape (cells,)
         See :func:`terms`.
+    none, all_ : ndarray, shape (cells,)
+        Log-probability of what was published if nobody, or everybody, is counted: all that is left of a
+        structural zero (whose derivative is taken as 0, as it is no parameter), or of certainty.
     """
     cells, width = c.shape
-    log_sum, mean = np.empty(cells), np.empty(cells)
+    log_density, slope, mean = np.full(cells, np.nan), np.zeros(cells), np.zeros(cells)
     f = np.empty(2 * width + 3)
     for i in range(cells):
+        n, log_rest = size[i], 0.0
+        if p[i] == 0:
+            log_density[i] = none[i]
+            continue
+        if p[i] == 1 and n < np.inf:
+            log_density[i], mean[i] = all_[i], n
+            continue
+        if not 0 < p[i] or (p[i] > 1 and n < np.inf):
+            continue
+        eta, x = math.log(p[i]), p[i]
+        if n < np.inf:
+            log_rest = math.log1p(-p[i])
+            eta -= log_rest
+            x /= 1 - p[i]
         peak, step, _, _, total, first, _ = terms(
-            c[i], ratio[i], int(count[i]), eta[i], rough[i], _APART, f
+            c[i], ratio[i], int(count[i]), eta, x, rough[i], _APART, f
         )
         k = start[i] + peak
-        log_sum[i] = c[i, peak] + (k - base[i]) * eta[i] + math.log(total * step)
         mean[i] = k + step * first / total
-    return log_sum, mean
+        log_density[i] = c[i, peak] + math.log(total * step)
+        if n < np.inf:
+            log_density[i] += k * (eta + log_rest) + (n - k) * log_rest
+            slope[i] = (mean[i] - n * p[i]) / (p[i] * (1 - p[i]))
+        else:
+            log_density[i] += k * eta - p[i]
+            slope[i] = mean[i] / p[i] - 1
+    return log_density, slope, mean
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -155,16 +181,16 @@ class CountSum(Op):
     def make_node(self, *inputs: Any) -> Apply:
         """One node; everything in double precision."""
         inputs = tuple(pt.as_tensor(x).astype("float64") for x in inputs)
-        return Apply(self, list(inputs), [inputs[0].type(), inputs[0].type()])
+        return Apply(self, list(inputs), [inputs[0].type() for _ in range(3)])
 
     def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
-        """Compute both outputs."""
-        outputs[0][0], outputs[1][0] = count_sum(*inputs)
+        """Compute the outputs."""
+        for output, value in zip(outputs, count_sum(*inputs), strict=True):
+            output[0] = value
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        """The mean is the derivative by η; nothing else is a parameter."""
-        by_eta = cotangents[0] * (outputs[1] - inputs[1])
-        return [by_eta, *(pt.zeros_like(x) for x in inputs[1:])]
+        """By p; nothing else is a parameter."""
+        return [cotangents[0] * outputs[1], *(pt.zeros_like(x) for x in inputs[1:])]
 
     L_op = pullback  # its name in PyTensor 2
 

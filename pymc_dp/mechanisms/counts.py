@@ -9,7 +9,6 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.distributions.multivariate import DirichletMultinomialRV
-from pymc.distributions.dist_math import check_parameters
 from pymc.logprob.abstract import ValuedRV, _logprob
 from pytensor.graph.basic import equal_computations
 from pytensor.graph.replace import vectorize_graph
@@ -279,32 +278,22 @@ def _of_cells(total: Any, releases: Any, values: list[Any]) -> tuple[Any, Any]:
     assert law is not None
     table = _table(releases, values, law.largest, shape, _WIDE)
     c = table.log_g + _log_counts(total, law, table.k)
-    c, ratio, start = _held(c, _ratios(c), table.k[..., 0])
-    binomial = isinstance(total.owner.op, rv.BinomialRV)
-    eta, A = pt.broadcast_to(law.eta, shape), law.A
-    base: Any = pt.zeros(shape)
-    if binomial:  # counted from the end that is nearer: nothing large is subtracted
-        base = pt.switch(eta > 0, _held(law.largest), base)
-        A = _held(law.largest) * pt.switch(eta > 0, pt.softplus(-eta), pt.softplus(eta))
-    width = c.type.shape[-1]
-    log_sum, mean = CountSum()(
-        *(x.ravel() for x in (eta, base)),
-        *(x.reshape((-1, width)) for x in (c, ratio)),
-        *(pt.broadcast_to(x, shape).ravel() for x in (start, table.count, table.rough)),
-    )
-    log_density, mean = log_sum.reshape(shape) - A, mean.reshape(shape)
-    log_density = _with_larger(total, table, log_density)
-    # A structural zero, or certainty: the noise alone.
-    certain = pt.switch(eta > 0, _held(law.largest), 0.0) if binomial else pt.zeros(shape)
-    sure = pt.eq(law.p, 0) | pt.eq(law.p, 1) if binomial else pt.eq(law.p, 0)
-    alone = sum(
-        release.log_probability(value, certain[..., None])[..., 0]
-        for release, value in zip(releases, values, strict=True)
-    )
-    possible = (law.p >= 0) & (law.p <= 1) if binomial else law.p >= 0
-    log_density = pt.switch(sure, pytensor.gradient.zero_grad(alone), log_density)
-    log_density = check_parameters(log_density, possible, msg="0 <= p <= 1, or 0 <= rate")
-    return log_density, pt.switch(sure, certain, mean)
+    ends = [pt.zeros(shape), pt.broadcast_to(pt.switch(pt.isinf(law.largest), 0.0, law.largest), shape)]
+    alone = [
+        sum(
+            release.log_probability(value, end[..., None])[..., 0]
+            for release, value in zip(releases, values, strict=True)
+        )
+        for end in ends
+    ]
+    size = pt.broadcast_to(law.largest, shape)
+    known = _held(c, _ratios(c), size, table.k[..., 0], table.count, table.rough, *alone)
+    width = static_shape(known[0])[-1]
+    c, ratio = (x.reshape((-1, width)) for x in known[:2])
+    size, *rest = (x.ravel() for x in known[2:])
+    p = pt.broadcast_to(law.p, shape).ravel()
+    log_density, _, mean = CountSum()(p, size, c, ratio, *rest)
+    return _with_larger(total, table, log_density.reshape(shape)), mean.reshape(shape)
 
 
 def _with_larger(total: Any, table: Table, log_density: Any) -> Any:
