@@ -25,16 +25,16 @@ from pymc_dp.mechanisms.distributions import (
     draw_discrete_laplace,
 )
 from pymc_dp.mechanisms.law import charged_multiplier
-from pymc_dp.mechanisms.statistics import (
+from pymc_dp.privacy.accounting import gaussian_delta, gaussian_epsilon
+from pymc_dp.privacy.events import Gaussian, Laplace, Pure
+from pymc_dp.privacy.pld import laplace_delta, pure_delta
+from pymc_dp.statistics import (
     clamp,
     record_sum,
     second_moments,
     second_moments_sensitivity,
     sum_sensitivity,
 )
-from pymc_dp.privacy.accounting import gaussian_delta, gaussian_epsilon
-from pymc_dp.privacy.events import Gaussian, Laplace, Pure
-from pymc_dp.privacy.pld import laplace_delta, pure_delta
 
 CONTINUOUS = [LaplaceMechanism, GaussianMechanism]
 DISCRETE = [DiscreteLaplaceMechanism, DiscreteGaussianMechanism]

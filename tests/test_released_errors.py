@@ -11,7 +11,7 @@ from scipy import stats
 import pymc_dp as dp
 from pymc_dp.compat import HAS_INFERENCE_DATA
 from pymc_dp.mechanisms.correcting import Normal, log_density
-from pymc_dp.mechanisms.statistics import clamp
+from pymc_dp.statistics import clamp
 
 FAST = {"mode": "FAST_COMPILE"}
 GRID = np.linspace(0.001, 0.999, 999)

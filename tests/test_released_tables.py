@@ -9,7 +9,7 @@ import pytensor.tensor as pt
 import pytest
 from scipy import special, stats
 
-from pymc_dp import PrivacyConfigurationError, ReleasedStatistic, UnsupportedModelError
+from pymc_dp import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.mechanisms import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -49,7 +49,11 @@ def log_density_and_slope(model, names, x):
     """Of some observed variables at p = x."""
     variables = [model[name] for name in names]
     density = model.compile_logp(vars=variables, **FAST)
-    slope = pm.compile(model.value_vars, pm.pytensorf.gradient(model.logp(vars=variables), model.value_vars), **FAST)
+    slope = pm.compile(
+        model.value_vars,
+        pm.pytensorf.gradient(model.logp(vars=variables), model.value_vars),
+        **FAST,
+    )
     return float(density({"p": np.asarray(x)})), float(np.ravel(slope(np.asarray(x)))[0])
 
 
@@ -83,7 +87,9 @@ def test_one_count_released_several_times_is_one_count(law, noise):
         GaussianMechanism("c", total=count, scale=3.0, observed=12.4)
 
     def exact(x):
-        g = log_probability(noise, 6.0, 17 - K, 17 - K) + log_probability(noise, 1.5, 11 - K, 11 - K)
+        g = log_probability(noise, 6.0, 17 - K, 17 - K) + log_probability(
+            noise, 1.5, 11 - K, 11 - K
+        )
         return special.logsumexp(log_mass(x) + g + stats.norm.logpdf(12.4 - K, scale=3))
 
     agrees(model, "abc", exact)
@@ -192,18 +198,34 @@ def test_a_table_with_a_public_total_twice_with_suppressed_cells(law, noise):
         mechanism("a", total=table, scale=1.5, observed=[4, 1, 3])
         mechanism("b", total=table, scale=2.5, suppressed=(1, 2), lower=0,
                   observed=np.ma.array([0, 7, 5], mask=[0, 1, 0]))  # fmt: skip
-        mechanism("c", total=table, scale=1.0, suppressed="missing", observed=np.ma.array([0, 3, 5], mask=[1, 0, 0]))
+        mechanism(
+            "c",
+            total=table,
+            scale=1.0,
+            suppressed="missing",
+            observed=np.ma.array([0, 3, 5], mask=[1, 0, 0]),
+        )
 
     def exact(x):
         if law == "multinomial":
             log_mass = stats.multinomial.logpmf(tables, 9, [x, 0.7 * (1 - x), 0.3 * (1 - x)])
         else:
             log_mass = stats.dirichlet_multinomial.logpmf(tables, [3 * x, 1.0, 2.0], 9)
-        i, j, l = tables.T
-        g = log_probability(noise, 1.5, np.array([4, 1, 3]) - tables, np.array([4, 1, 3]) - tables).sum(axis=1)
-        g = g + log_probability(noise, 2.5, -np.inf - i, 0 - i) + log_probability(noise, 2.5, 1 - j, 2 - j)
-        g = g + log_probability(noise, 2.5, 5 - l, 5 - l)
-        g = g + log_probability(noise, 1.0, 3 - j, 3 - j) + log_probability(noise, 1.0, 5 - l, 5 - l)
+        i, j, k = tables.T
+        g = log_probability(
+            noise, 1.5, np.array([4, 1, 3]) - tables, np.array([4, 1, 3]) - tables
+        ).sum(axis=1)
+        g = (
+            g
+            + log_probability(noise, 2.5, -np.inf - i, 0 - i)
+            + log_probability(noise, 2.5, 1 - j, 2 - j)
+        )
+        g = g + log_probability(noise, 2.5, 5 - k, 5 - k)
+        g = (
+            g
+            + log_probability(noise, 1.0, 3 - j, 3 - j)
+            + log_probability(noise, 1.0, 5 - k, 5 - k)
+        )
         return special.logsumexp(log_mass + g)
 
     agrees(model, "abc", exact)
@@ -229,7 +251,13 @@ def test_margins_beside_cells_are_sums_of_the_same_counts(law, noise):
     with pm.Model() as model:
         p = pm.Uniform("p", 0, 1, default_transform=None)
         counts = build(p)
-        mechanism("cells", total=counts, scale=1.5, suppressed="missing", observed=np.ma.array(cells, mask=[0, 0, 1]))
+        mechanism(
+            "cells",
+            total=counts,
+            scale=1.5,
+            suppressed="missing",
+            observed=np.ma.array(cells, mask=[0, 0, 1]),
+        )
         mechanism("margin", total=counts.sum(axis=-1), scale=1.0, observed=margin, keep_total=True)
         mechanism("again", total=counts.sum(axis=-1), scale=2.0, observed=again, lower=0)
     tables = np.array(list(itertools.product(range(28), range(28), range(28))))
@@ -253,11 +281,15 @@ def test_draws_of_one_count_agree_and_are_published_as_the_data():
         rate = np.array([[40.0, 3.0], [5.0, 60.0]])
         counts = pm.Poisson.dist(rate)
         DiscreteLaplaceMechanism("cells", total=counts, scale=0.01, observed=[[40, 3], [5, 60]])
-        DiscreteLaplaceMechanism("margins", total=counts.sum(axis=-1), scale=0.01, observed=[40, 60])
+        DiscreteLaplaceMechanism(
+            "margins", total=counts.sum(axis=-1), scale=0.01, observed=[40, 60]
+        )
         hidden = np.ma.array([[40, 0], [0, 50]], mask=[[0, 1], [1, 0]])
         DiscreteLaplaceMechanism("coarse", total=counts, scale=0.01, observed=hidden, rounded=10, upper=50,
                                  suppressed=(-np.inf, 5))  # fmt: skip
-    cells, margins, coarse = pm.draw([model["cells"], model["margins"], model["coarse"]], 300, random_seed=1)
+    cells, margins, coarse = pm.draw(
+        [model["cells"], model["margins"], model["coarse"]], 300, random_seed=1
+    )
     np.testing.assert_array_equal(cells.sum(axis=-1), margins)
     expected = np.minimum(np.floor(cells / 10 + 0.5) * 10, 50)
     np.testing.assert_array_equal(coarse, np.where(expected <= 5, 5, expected))
@@ -276,7 +308,9 @@ def test_a_table_of_pandas_brings_its_coordinates():
     assert model.named_vars_to_dims["s"] == ("region", "age")
     assert list(model.coords["age"]) == ["young", "middle", "old"]
     with model, pytest.raises(PrivacyConfigurationError, match="reindex"):
-        DiscreteGaussianMechanism("t", total=total, scale=2, observed=table[["old", "young", "middle"]])
+        DiscreteGaussianMechanism(
+            "t", total=total, scale=2, observed=table[["old", "young", "middle"]]
+        )
 
 
 SCALES = [
@@ -365,6 +399,8 @@ def test_sums_that_cannot_be_summed_out_are_refused():
             with pytest.raises(UnsupportedModelError, match=message):
                 DiscreteGaussianMechanism("s", total=total, scale=2, observed=observed)
         DiscreteGaussianMechanism("cells", total=counts, scale=2, observed=np.ones((2, 3), int))
+        margin = counts.sum(axis=-1)
         with pytest.raises(PrivacyConfigurationError, match="does not bound counts"):
-            margin = counts.sum(axis=-1)
-            DiscreteGaussianMechanism("s", total=margin, scale=2, observed=[9, 9], upper=9, keep_total=True)
+            DiscreteGaussianMechanism(
+                "s", total=margin, scale=2, observed=[9, 9], upper=9, keep_total=True
+            )

@@ -126,7 +126,7 @@ def count_sum(p, size, c, ratio, start, count, rough, none, all_):  # type: igno
         if p[i] == 1 and n < np.inf:
             log_density[i], mean[i] = all_[i], n
             continue
-        if not 0 < p[i] or (p[i] > 1 and n < np.inf):
+        if not p[i] > 0 or (p[i] > 1 and n < np.inf):
             continue
         eta, x = math.log(p[i]), p[i]
         if n < np.inf:

@@ -204,7 +204,9 @@ def _log_discrete_gaussian_cdf(x: Any, sigma: NDArray[np.float64]) -> Any:
     log_mass = -((k / scales[:, None]) ** 2) / 2
     log_cdf = np.logaddexp.accumulate(log_mass, axis=1)
     log_cdf -= log_cdf[:, -1:]
-    where = pt.clip(pt.switch(pt.isinf(x), pt.sign(x) * half, x), -half, half).astype("int64") + half
+    where = (
+        pt.clip(pt.switch(pt.isinf(x), pt.sign(x) * half, x), -half, half).astype("int64") + half
+    )
     found = pt.as_tensor(log_cdf)[np.reshape(which, sigma.shape), where]
     return pt.switch(pt.eq(x, -np.inf), -np.inf, found)
 

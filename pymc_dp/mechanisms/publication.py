@@ -48,8 +48,8 @@ class Publication:
     @property
     def mark(self) -> float:
         """What stands in data for a suppressed number: an end of the interval."""
-        assert self.suppressed is not None
-        return self.suppressed[0] if np.isfinite(self.suppressed[0]) else self.suppressed[1]
+        low, high = self.suppressed or (0.0, 0.0)
+        return low if np.isfinite(low) else high
 
     def interval(self, value: Any, discrete: bool) -> tuple[Any, Any]:
         """Noisy numbers that would have been published as `value`, ends included."""
@@ -146,8 +146,7 @@ def publication(
             f"{name!r}: {int(wrong.sum())} numbers of `observed` could not have been published so: "
             "`rounded`, `lower`, `upper` and `suppressed` say how. Mask what was suppressed."
         )
-    mark = 0 if between is None else found.mark
-    return found, np.where(hidden, mark, values.data)
+    return found, np.where(hidden, found.mark, values.data)
 
 
 def _interval(name: str, suppressed: Any) -> tuple[float, float]:

@@ -25,11 +25,11 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.distributions import draw_noise
 from pymc_dp.mechanisms.law import NoiseLaw
 from pymc_dp.mechanisms.normal_sum import NoisySum
+from pymc_dp.mechanisms.record_checks import check_areas, check_statistic
 from pymc_dp.mechanisms.records import (
     FEW_POINTS,
     FEW_RECORDS,
     Record,
-    check_areas,
     random_variables,
     record_of,
     static_shape,
@@ -210,6 +210,7 @@ def observe_sum(
     law: NoiseLaw,
     observed: Any,
     dims: Any,
+    bounds: Any = None,
 ) -> Any:
     """Add the observed variable to the model whose context this is.
 
@@ -227,17 +228,20 @@ def observe_sum(
     observed : array or shared variable, shape ``(*areas, ...)``
     dims
         As in PyMC.
+    bounds : tuple, optional
+        Of the statistic as it was released.
 
     Raises
     ------
     PrivacyConfigurationError
-        If shapes do not match.
+        If shapes do not match, or the statistic leaves the bounds of what was released.
     UnsupportedModelError
         If the statistic is not one of a record that can be summed over.
     """
     model = pm.modelcontext(None)
     n = pt.as_tensor(n)
-    few = isinstance(n, TensorConstant) and np.max(n.data, initial=0) <= FEW_RECORDS
+    people = n.data if isinstance(n, TensorConstant) else None
+    few = people is not None and people.max(initial=0) <= FEW_RECORDS
     n = n.astype("float64")
     areas, shape = static_shape(n), static_shape(statistic)
     if shape[: len(areas)] != areas:
@@ -253,6 +257,7 @@ def observe_sum(
     stacked = pt.concatenate([entry.statistic for entry in entries], axis=-1)
     record = record_of(name, stacked, areas, model)
     check_areas(name, record, model)
+    check_statistic(name, record, model, people, len(v), law, bounds)
     points = whole("points", FEW_POINTS if points is None else points, 8)
     latents = before.latents if before else ()
     right = nothing_to_correct(areas, len(v) + sum(len(entry.v) for entry in entries[:-1]))

@@ -239,8 +239,9 @@ class TableSum(Op):
     def make_node(self, *inputs: Any) -> Apply:
         """One node; everything in double precision."""
         inputs = tuple(pt.as_tensor(x).astype("float64") for x in inputs)
-        eta, c, *_, total = inputs
-        return Apply(self, list(inputs), [total.type(), eta.type(), pt.tensor3(dtype="float64")])
+        return Apply(
+            self, list(inputs), [inputs[-1].type(), inputs[0].type(), pt.tensor3(dtype="float64")]
+        )
 
     def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
         """Compute the outputs."""
