@@ -149,8 +149,8 @@ def test_scale_follows_from_the_budget():
 @pytest.mark.parametrize(
     ("noise", "message"),
     [
-        ({}, "either `scale`"),
-        ({"scale": 1.0, "epsilon": 1.0, "sensitivity": 1}, "either `scale`"),
+        ({}, "give one of `scale`"),
+        ({"scale": 1.0, "epsilon": 1.0, "sensitivity": 1}, "give one of `scale`"),
         ({"epsilon": 1.0}, "needs `sensitivity`"),
         ({"epsilon": -1.0, "sensitivity": 1}, "`epsilon` must be a positive"),
         ({"epsilon": np.inf, "sensitivity": 1}, "infinite"),
@@ -507,7 +507,7 @@ def test_a_smaller_joint_sensitivity_can_be_declared():
         (LaplaceMechanism, [0.0], {"bounds": 3}, "`bounds` must be"),
         (LaplaceMechanism, [0.0], {"granularity": 0.1}, "power of two"),
         (LaplaceMechanism, [0.0], {"granularity": 1.0}, "at most 1/16"),
-        (LaplaceMechanism, [0.0], {"scale": 1.0}, "either `scale`"),
+        (LaplaceMechanism, [0.0], {"scale": 1.0}, "give one of `scale`"),
         (LaplaceMechanism, [0.0], {"bounds": (0, 1e9), "granularity": 2.0**-60}, "64-bit"),
         (LaplaceMechanism, np.zeros(1000), {"granularity": 2.0**-55}, "64-bit"),
         (LaplaceMechanism, [0.0], {"ledger": 1.0}, "PrivacyLedger"),

@@ -5,17 +5,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.distributions.multivariate import DirichletMultinomialRV
 from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.random import basic as rv
 
-from pymc_dp.compat import graph_inputs
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.count_sums import AnyCountSum, CountSum
 from pymc_dp.mechanisms.distributions import log_noise
+from pymc_dp.mechanisms.holding import held, is_held
 from pymc_dp.mechanisms.law import NoiseLaw
 from pymc_dp.mechanisms.publication import Publication
 from pymc_dp.mechanisms.records import static_shape
@@ -120,9 +119,8 @@ def summed_out(total: Any, releases: Any, values: list[Any]) -> tuple[Any, Any]:
     pairs = list(zip(releases, values, strict=True))
     if tied(total, releases):
         return _of_tables(total, pairs)
-    if _law(total) is None:
-        return _of_any(total, pairs)
-    return _of_cells(total, pairs)
+    law = _law(total)
+    return _of_any(total, pairs) if law is None else _of_cells(total, law, pairs)
 
 
 def _log_g(pairs: list[Any], k: Any) -> Any:
@@ -158,7 +156,7 @@ def _law(total: Any) -> _Law | None:
     if isinstance(op, rv.BinomialRV):
         size, p = parameters
         eta = _log(p) - _log(1 - p)
-        return _Law(eta, size, _held(size) * pt.softplus(eta), p)
+        return _Law(eta, size, held(size) * pt.softplus(eta), p)
     return None
 
 
@@ -174,24 +172,6 @@ def _is_law(op: Any) -> bool:
 def _log(x: Any) -> Any:
     """Logarithm, finite and with the derivative 0 where x is 0: a structural zero is no parameter."""
     return pt.switch(x > 0, pt.maximum(pt.log(pt.switch(x > 0, x, 1.0)), -_CERTAIN), -_CERTAIN)
-
-
-def _held(*outputs: Any) -> Any:
-    """What is known already, as data of the compiled function: a constant would be compiled in.
-
-    One compilation then serves all releases of a shape.
-    """
-    tensors = [pt.as_tensor(x) for x in outputs]
-    if all(_is_known(v) for v in graph_inputs(tensors)):
-        values = pytensor.function([], tensors, mode="FAST_COMPILE")()
-        tensors = [pytensor.shared(np.asarray(x), shape=np.shape(x)) for x in values]
-        for x in tensors:
-            x.tag.held = True
-    return tensors if len(tensors) > 1 else tensors[0]
-
-
-def _is_known(x: Any) -> bool:
-    return x.owner is not None or hasattr(x, "data") or hasattr(x.tag, "held")
 
 
 def _table(pairs: list[Any], largest: Any, shape: tuple[int, ...], wide: Any) -> Table:
@@ -213,14 +193,14 @@ def _table(pairs: list[Any], largest: Any, shape: tuple[int, ...], wide: Any) ->
     width = _width(high - low, pairs, room)
     k = low[..., None] + np.arange(width)
     log_g = _log_g(pairs, k)
-    k, log_g, count, above, high = _held(k, log_g, high - low + 1, above, high)
+    k, log_g, count, above, high = held(k, log_g, high - low + 1, above, high)
     return Table(k, log_g, count, rough, above, high)
 
 
 def _width(extent: Any, pairs: list[Any], room: NDArray[np.float64]) -> int:
     """How many counts a table has at most."""
-    extent = _held(extent)
-    if hasattr(extent.tag, "held"):
+    extent = held(extent)
+    if is_held(extent):
         return int(extent.get_value().max()) + 1
     if all(release.published.plain for release, _ in pairs):
         return int(room.max()) + 1
@@ -244,9 +224,9 @@ def _ratios(c: Any) -> Any:
     return pt.concatenate([pt.ones_like(c[..., :1]), pt.exp(c[..., 1:] - c[..., :-1])], axis=-1)
 
 
-def _of_cells(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
+def _of_cells(total: Any, law: _Law, pairs: list[Any]) -> tuple[Any, Any]:
     """Log-densities and means of Poisson or binomial counts."""
-    law, shape = _law(total), static_shape(total)
+    shape = static_shape(total)
     table = _table(pairs, law.largest, shape, _WIDE)
     c = table.log_g + _log_counts(total, law, table.k)
     ends = [
@@ -255,7 +235,7 @@ def _of_cells(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
     ]
     alone = [_log_g(pairs, end[..., None])[..., 0] for end in ends]
     size = pt.broadcast_to(law.largest, shape)
-    known = _held(c, _ratios(c), size, table.k[..., 0], table.count, table.rough, *alone)
+    known = held(c, _ratios(c), size, table.k[..., 0], table.count, table.rough, *alone)
     width = static_shape(known[0])[-1]
     c, ratio = (x.reshape((-1, width)) for x in known[:2])
     size, *rest = (x.ravel() for x in known[2:])
@@ -267,7 +247,7 @@ def _of_cells(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
 def _with_larger(total: Any, table: Table, log_density: Any) -> Any:
     """With all counts that are larger than those of the table, if there are."""
     above = table.above
-    if hasattr(above.tag, "held") and not above.get_value().any():
+    if is_held(above) and not above.get_value().any():
         return log_density
     last = table.last.astype(total.dtype)
     log_rest = pt.log1mexp(pt.minimum(pm.logcdf(total, last), -1e-300))
@@ -309,13 +289,13 @@ def _of_tables(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
     if is_table(op):
         size, a = (x.astype("float64") for x in op.dist_params(total.owner))
         largest = pt.broadcast_to(size, shape[:-1])[..., None]
-        size = target = _held(largest[..., 0])
+        size = target = held(largest[..., 0])
     else:
         if law is not None:
             largest = law.largest
         every = pt.broadcast_to(largest, shape)
         sums = _table(of_sums, every.sum(axis=-1), shape[:-1], _WIDE)
-        if hasattr(sums.above.tag, "held") and sums.above.get_value().any():
+        if is_held(sums.above) and sums.above.get_value().any():
             raise PrivacyConfigurationError(
                 f"{pairs[-1][0].name!r}: a margin that is missing or cut off above does not bound counts that have no "
                 "largest value. Leave it out, or model the counts as binomial."
@@ -325,7 +305,7 @@ def _of_tables(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
     table = _table(of_cells, largest, shape, _WIDE)
     peaked = law is not None or isinstance(op, rv.MultinomialRV)
     eta: Any = pt.zeros(shape)
-    start = _held(table.k[..., 0])
+    start = held(table.k[..., 0])
     if law is not None:
         c, eta, rest = table.log_g + _log_counts(total, law, table.k), law.eta, -law.A
         rest = pt.broadcast_to(rest, shape).sum(axis=-1)
@@ -360,8 +340,8 @@ def _of_tables(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
         )  # fmt: skip
     ratio = _ratios(c) if peaked else pt.zeros_like(c[..., :1])
     if peaked:
-        c, ratio = _held(c, ratio)
-    start, count, rough = _held(start, count, rough)
+        c, ratio = held(c, ratio)
+    start, count, rough = held(start, count, rough)
     cells, width = shape[-1] + (sums is not None), static_shape(c)[-1]
     log_sum, mean, _ = TableSum(peaked)(
         eta.reshape((-1, cells)),

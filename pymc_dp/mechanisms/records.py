@@ -20,6 +20,7 @@ from scipy.stats import qmc
 from pymc_dp.compat import ancestors, graph_inputs
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.mechanisms.families import FAMILIES, Family
+from pymc_dp.mechanisms.holding import held
 
 # Sums over the values of discrete variables have as many terms; beyond, memory is what ends first.
 _MAX_COMBINATIONS = 2**16
@@ -149,10 +150,10 @@ class Record:
         weight : TensorVariable, shape (*areas, K)
             They sum to one.
         """
-        noise = pt.as_tensor(noise)
-        mesh = self.combinations
-        every_point = pt.repeat(noise, len(mesh), axis=0)
-        every_value = pt.tile(pt.constant(mesh), (noise.shape[0], 1))
+        noise, mesh = pt.as_tensor(noise), self.combinations
+        every_point, every_value = held(
+            pt.repeat(noise, len(mesh), axis=0), pt.tile(pt.constant(mesh), (noise.shape[0], 1))
+        )
         K = every_point.shape[0]
         replaced: dict[Any, Any] = {}
         given: dict[Any, Any] = {}

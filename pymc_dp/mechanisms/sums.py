@@ -23,6 +23,7 @@ from pytensor.tensor.variable import TensorConstant
 from pymc_dp.checks import whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.distributions import draw_noise
+from pymc_dp.mechanisms.holding import held
 from pymc_dp.mechanisms.law import NoiseLaw
 from pymc_dp.mechanisms.normal_sum import NoisySum
 from pymc_dp.mechanisms.record_checks import check_areas, check_statistic
@@ -151,7 +152,7 @@ class NoisySumRV(RandomVariable):
 @_logprob.register(NoisySumRV)
 def _(op: NoisySumRV, values: Any, rng: Any, size: Any, *parameters: Any, **kwargs: Any) -> Any:
     X, w, n, earlier, z, _ = parameters
-    return log_density(op.release, X, w, n, earlier, z, values[0])
+    return log_density(op.release, X, w, n, earlier, z, held(values[0]))
 
 
 def log_density(
@@ -169,10 +170,11 @@ def log_density(
 def _of_entries(release: SumRelease, count: int, X: Any, w: Any, n: Any, s: Any, z: Any) -> Any:
     """:class:`NoisySum` of the first entries, with any number of axes of areas."""
     v, b = release.v[:count], release.b[:count]
-    shift, factor = (pt.as_tensor(x) for x in release.correction)
+    shift, factor = (held(x) for x in release.correction)
     z = z[..., : latent_size(b)]
     of_areas = X[..., :count], w, s, z, shift[..., :count], factor[..., :count, :count]
     X, w, s, z, shift, factor = (_flat(x, n.ndim) for x in of_areas)
+    v, b = held(v, b)
     return NoisySum()(X, w, n.ravel(), v, b, s, z, shift, factor)[0].reshape(n.shape)
 
 
@@ -274,7 +276,7 @@ def observe_sum(
     given = (
         X,
         w,
-        n,
+        held(n),
         pt.concatenate(earlier, axis=-1).astype("float64") if earlier else nothing,
         pt.concatenate(z, axis=-1) if z else nothing,
     )
