@@ -9,13 +9,14 @@ import pytensor.tensor as pt
 import pytest
 from scipy import special, stats
 
-from pymc_dp import PrivacyConfigurationError, UnsupportedModelError
+from pymc_dp import PrivacyConfigurationError, ReleasedStatistic, UnsupportedModelError
 from pymc_dp.mechanisms import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
     GaussianMechanism,
     LaplaceMechanism,
 )
+from pymc_dp.statistics import clamp
 
 FAST = {"mode": "FAST_COMPILE"}
 K = np.arange(400)
@@ -45,21 +46,18 @@ def log_probability(noise, scale, low, high):
         return np.where(low == high, law.logpdf(low), np.log(law.cdf(high) - law.cdf(low)))
 
 
-def log_density_and_slope(model, names, x):
-    """Of some observed variables at p = x."""
-    variables = [model[name] for name in names]
-    density = model.compile_logp(vars=variables, **FAST)
-    slope = pm.compile(
-        model.value_vars,
-        pm.pytensorf.gradient(model.logp(vars=variables), model.value_vars),
-        **FAST,
-    )
-    return float(density({"p": np.asarray(x)})), float(np.ravel(slope(np.asarray(x)))[0])
+def compiled(model, names):
+    """Log-density of some observed variables, and its derivative, as functions of p."""
+    density = model.logp(vars=[model[name] for name in names])
+    slope = pm.pytensorf.gradient(density, model.value_vars)
+    f = pm.compile(model.value_vars, [density, slope], **FAST)
+    return lambda x: [float(np.ravel(out)[0]) for out in f(np.asarray(x))]
 
 
 def agrees(model, names, exact, at=(0.05, 0.3, 0.8)):
+    f = compiled(model, names)
     for x in at:
-        found, slope = log_density_and_slope(model, names, x)
+        found, slope = f(x)
         np.testing.assert_allclose(found, exact(x), rtol=1e-8, atol=1e-8)
         h = 1e-5
         by_difference = (exact(x + h) - exact(x - h)) / (2 * h)
@@ -103,13 +101,13 @@ def test_two_objects_are_two_counts_and_releases_at_odds_have_a_density():
         one = pm.Binomial.dist(1000, p)
         GaussianMechanism("c", total=one, scale=2.0, observed=200.0)
         GaussianMechanism("d", total=one, scale=2.0, observed=330.0)
-    a, _ = log_density_and_slope(model, "a", 0.3)
-    ab, _ = log_density_and_slope(model, "ab", 0.3)
+    a, _ = compiled(model, "a")(0.3)
+    ab, _ = compiled(model, "ab")(0.3)
     assert ab == pytest.approx(2 * a)
     k = np.arange(1001)
     g = stats.norm.logpdf(200 - k, scale=2) + stats.norm.logpdf(330 - k, scale=2)
     exact = special.logsumexp(stats.binom.logpmf(k, 1000, 0.3) + g)
-    assert log_density_and_slope(model, "cd", 0.3)[0] == pytest.approx(exact, rel=1e-9)
+    assert compiled(model, "cd")(0.3)[0] == pytest.approx(exact, rel=1e-9)
 
 
 PUBLISHED = {
@@ -333,7 +331,7 @@ def test_the_noise_is_said_as_offices_say_it(mechanism, said, scale):
         with pm.Model() as model:
             p = pm.Uniform("p", 0, 1, default_transform=None)
             mechanism("s", total=pm.Binomial.dist(20, p, shape=2), observed=[3, 9], **noise)
-        densities.append(log_density_and_slope(model, "s", 0.3)[0])
+        densities.append(compiled(model, "s")(0.3)[0])
     assert densities[0] == pytest.approx(densities[1], rel=1e-6)
 
 
@@ -404,3 +402,90 @@ def test_sums_that_cannot_be_summed_out_are_refused():
             DiscreteGaussianMechanism(
                 "s", total=margin, scale=2, observed=[9, 9], upper=9, keep_total=True
             )
+
+
+@pytest.fixture(scope="module")
+def released():
+    """The sum of 800 records that the curator has clamped to [-2, 2]."""
+    hours = np.random.default_rng(0).normal(size=800)
+    return LaplaceMechanism.release(hours, bounds=(-2, 2), epsilon=1.0)
+
+
+def observe_one_record(released, statistic, **how):
+    """A mechanism on a record that is normal with mean mu."""
+    with pm.Model():
+        mu = pm.Normal("mu", 0, 2)
+        LaplaceMechanism("s", statistic(mu), observed=released, **how)
+
+
+@pytest.mark.parametrize("n", [-100, 0, np.nan, np.inf, 100.5, [10, 0]])
+def test_a_number_of_records_is_whole_and_positive(n):
+    areas = np.shape(n)
+    with pytest.raises(PrivacyConfigurationError, match="whole numbers of records, 1 or more"):
+        observe_one_record(
+            np.full(areas, 50.0),
+            lambda mu: clamp(pm.Normal.dist(mu, 1, shape=areas), -2, 2),
+            n=n,
+            scale=4.0,
+        )
+
+
+def test_a_release_knows_its_records_and_its_bounds(released):
+    again = ReleasedStatistic.from_json(released.to_json())
+    assert again.bounds == ([-2.0], [2.0])
+    one = lambda mu: clamp(pm.Normal.dist(mu, 1), -2, 2)  # noqa: E731
+    observe_one_record(again, one, n=800)
+    with pytest.raises(PrivacyConfigurationError, match="a sum over 800 records"):
+        observe_one_record(again, one, n=8000)
+    with pytest.raises(PrivacyConfigurationError, match="a sum over 800 records"):
+        observe_one_record(again, lambda mu: clamp(pm.Normal("x", mu, 1, shape=100), -2, 2))
+    for wrong in (lambda mu: pm.Normal.dist(mu, 1), lambda mu: clamp(pm.Normal.dist(mu, 1), -3, 3)):
+        with pytest.raises(PrivacyConfigurationError, match="Clamp it as the curator did"):
+            observe_one_record(again, wrong, n=800)
+    with pytest.warns(UserWarning, match="Clamp it with the same bounds"):
+        observe_one_record(again, lambda mu: clamp(pm.Normal.dist(mu, 1), -1, 1), n=800)
+
+
+def test_a_statistic_that_was_summed_already_is_refused_and_a_mean_is_suspected():
+    every = lambda mu: clamp(pm.Normal.dist(mu, 1, shape=100), -2, 2).sum()  # noqa: E731
+    with pytest.raises(PrivacyConfigurationError, match="do not sum"):
+        observe_one_record(50.0, every, n=100, scale=4.0)
+    with pytest.warns(UserWarning, match="statistic / n"):
+        observe_one_record(0.3, lambda mu: clamp(pm.Normal.dist(mu, 1), -2, 2), n=1000, scale=0.004)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda x: pm.Beta.dist(x, 2),
+        lambda x: pm.Gamma.dist(x, 2),
+        lambda x: pm.InverseGamma.dist(x, 2),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:RandomVariables")
+def test_a_record_without_smooth_quantiles_is_refused(law):
+    with pytest.raises(UnsupportedModelError, match="if its shape is known"):
+        observe_one_record(5.0, lambda mu: clamp(law(pt.exp(mu)), 0, 1), n=100, scale=4.0)
+
+
+def test_a_release_far_beyond_the_population_has_a_density():
+    with pm.Model() as model:
+        p = pm.Uniform("p", 0, 1, default_transform=None)
+        total = pm.BetaBinomial.dist(alpha=3 * p, beta=1.0, n=10)
+        GaussianMechanism("s", total=total, scale=1.0, observed=500.0)
+        LaplaceMechanism("t", total=pm.Truncated.dist(pm.Poisson.dist(9 * p), lower=1, upper=30), scale=2.0,
+                         observed=12.0)  # fmt: skip
+    k = np.arange(11)
+
+    def exact(x):
+        far = special.logsumexp(
+            stats.betabinom.logpmf(k, 10, 3 * x, 1.0) + stats.norm.logpdf(500 - k)
+        )
+        some = np.arange(1, 31)
+        law = stats.poisson.logpmf(some, 9 * x)
+        near = special.logsumexp(
+            law + stats.laplace.logpdf(12 - some, scale=2)
+        ) - special.logsumexp(law)
+        return far + near
+
+    agrees(model, "st", exact)
