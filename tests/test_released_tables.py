@@ -489,3 +489,27 @@ def test_a_release_far_beyond_the_population_has_a_density():
         return far + near
 
     agrees(model, "st", exact)
+
+
+def test_shapes_come_from_parameters_with_transforms():
+    """And a table and its population may be data that are replaced."""
+    with pm.Model() as model:
+        share = pm.Beta("share", 2, 2, shape=3)
+        size, seen = pm.Data("size", [20, 30, 40]), pm.Data("seen", [7, 9, 30])
+        DiscreteGaussianMechanism("s", total=pm.Binomial.dist(size, share), scale=2, observed=seen)
+        DiscreteGaussianMechanism(
+            "t", total=pm.Binomial.dist(60, share), scale=2, observed=[7, 9, 30]
+        )
+    density = model.compile_logp(vars=[model["s"]], sum=False, **FAST)
+    k = np.arange(100)[:, None]
+
+    def exact(size, seen):
+        g = log_probability("discrete gaussian", 2.0, seen - k, seen - k)
+        return special.logsumexp(stats.binom.logpmf(k, size, 0.5) + g, axis=0)
+
+    at = {"share_logodds__": np.zeros(3)}
+    for size, seen in (([20, 30, 40], [7, 9, 30]), ([25, 60, 10], [-4, 31, 12])):
+        model.set_data("size", size)
+        model.set_data("seen", seen)
+        np.testing.assert_allclose(density(at)[0], exact(np.array(size), np.array(seen)), rtol=1e-9)
+    assert np.isfinite(model.compile_logp(vars=[model["t"]], **FAST)(at))

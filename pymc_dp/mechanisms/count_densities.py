@@ -17,7 +17,6 @@ from pymc_dp.mechanisms.distributions import log_noise
 from pymc_dp.mechanisms.holding import held, is_held
 from pymc_dp.mechanisms.law import NoiseLaw
 from pymc_dp.mechanisms.publication import Publication
-from pymc_dp.mechanisms.records import static_shape
 from pymc_dp.mechanisms.table_sums import TableSum
 
 # Noise beyond so many scales has less than 1e-16 of its mass, even weighed by e^(scale^2/8).
@@ -214,7 +213,7 @@ def _log_counts(total: Any, law: _Law, k: Any) -> Any:
     """h(k)."""
     h = -pt.gammaln(k + 1)
     if isinstance(total.owner.op, rv.BinomialRV):
-        n = pt.broadcast_to(law.largest, static_shape(total))[..., None]
+        n = law.largest[..., None]
         h = h + pt.gammaln(n + 1) - pt.gammaln(pt.maximum(n - k, 0) + 1)
     return h
 
@@ -226,7 +225,7 @@ def _ratios(c: Any) -> Any:
 
 def _of_cells(total: Any, law: _Law, pairs: list[Any]) -> tuple[Any, Any]:
     """Log-densities and means of Poisson or binomial counts."""
-    shape = static_shape(total)
+    shape = pairs[0][0].scale.shape
     table = _table(pairs, law.largest, shape, _WIDE)
     c = table.log_g + _log_counts(total, law, table.k)
     ends = [
@@ -236,7 +235,7 @@ def _of_cells(total: Any, law: _Law, pairs: list[Any]) -> tuple[Any, Any]:
     alone = [_log_g(pairs, end[..., None])[..., 0] for end in ends]
     size = pt.broadcast_to(law.largest, shape)
     known = held(c, _ratios(c), size, table.k[..., 0], table.count, table.rough, *alone)
-    width = static_shape(known[0])[-1]
+    width = table.k.type.shape[-1]
     c, ratio = (x.reshape((-1, width)) for x in known[:2])
     size, *rest = (x.ravel() for x in known[2:])
     p = pt.broadcast_to(law.p, shape).ravel()
@@ -256,13 +255,13 @@ def _with_larger(total: Any, table: Table, log_density: Any) -> Any:
 
 def _of_any(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
     """Log-density and mean of counts of any law, from its log-mass at all that are possible."""
-    shape = static_shape(total)
+    shape = pairs[0][0].scale.shape
     largest = pt.constant(np.inf)
     if isinstance(total.owner.op, rv.BetaBinomialRV):  # its log-mass is not a number beyond
         largest = total.owner.op.dist_params(total.owner)[0].astype("float64")
     table = _table(pairs, largest, shape, _WIDTH)
     c = _log_mass(total, table, largest)
-    width = static_shape(table.k)[-1]
+    width = table.k.type.shape[-1]
     log_density, mean = AnyCountSum()(table.k.reshape((-1, width)), c.reshape((-1, width)))
     log_density = _with_larger(total, table, log_density.reshape(shape))
     return log_density, mean.reshape(shape)
@@ -270,8 +269,8 @@ def _of_any(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
 
 def _log_mass(total: Any, table: Table, largest: Any) -> Any:
     """Logs of the terms of counts of any law."""
-    meant = np.arange(static_shape(table.k)[-1]) < table.count[..., None]
-    counts = pt.minimum(table.k, pt.broadcast_to(largest, static_shape(total))[..., None])
+    meant = np.arange(table.k.type.shape[-1]) < table.count[..., None]
+    counts = pt.minimum(table.k, largest[..., None])
     x = total.type()
     counts = pt.moveaxis(counts, -1, 0).astype(x.dtype)
     (log_mass,) = vectorize_graph([pm.logp(total, x)], {x: counts})
@@ -280,7 +279,7 @@ def _log_mass(total: Any, table: Table, largest: Any) -> Any:
 
 def _of_tables(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
     """Log-density and means of cells that are tied by their sum: a public total, or published margins."""
-    op, shape = total.owner.op, static_shape(total)
+    op, shape = total.owner.op, pairs[0][0].scale.shape
     of_cells = [pair for pair in pairs if not pair[0].margin]
     of_sums = [pair for pair in pairs if pair[0].margin]
     largest, rest, target = pt.constant(np.inf), pt.zeros(()), pt.zeros(shape[:-1])
@@ -303,6 +302,7 @@ def _of_tables(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
         every = pt.minimum(every, sums.last[..., None])
         largest = every
     table = _table(of_cells, largest, shape, _WIDE)
+    widths = [table.k.type.shape[-1]]
     peaked = law is not None or isinstance(op, rv.MultinomialRV)
     eta: Any = pt.zeros(shape)
     start = held(table.k[..., 0])
@@ -317,7 +317,7 @@ def _of_tables(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
         rest = pt.gammaln(size + 1) - size * log_size
     elif is_table(op):
         k, a = table.k, a[..., None]
-        meant = np.arange(static_shape(k)[-1]) < table.count[..., None]
+        meant = np.arange(k.type.shape[-1]) < table.count[..., None]
         c = pt.switch(
             meant, pt.gammaln(k + a) - pt.gammaln(a) - pt.gammaln(k + 1) + table.log_g, -np.inf
         )
@@ -330,9 +330,10 @@ def _of_tables(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
     count, rough = table.count, pt.as_tensor(table.rough)
     if sums is not None:
         # One more cell, of the counts -K.
-        k = sums.last[..., None] - np.arange(static_shape(sums.k)[-1])
+        k = sums.last[..., None] - np.arange(sums.k.type.shape[-1])
         log_g = _log_g(of_sums, k)
-        c = _side_by_side(c, log_g)
+        widths = [*widths, k.type.shape[-1]]
+        c = _side_by_side(c, log_g, shape, widths)
         start, count, rough, eta = (
             pt.concatenate([x, y[..., None]], axis=-1)
             for x, y in ((start, -sums.last), (count, sums.count),
@@ -342,7 +343,7 @@ def _of_tables(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
     if peaked:
         c, ratio = held(c, ratio)
     start, count, rough = held(start, count, rough)
-    cells, width = shape[-1] + (sums is not None), static_shape(c)[-1]
+    cells, width = shape[-1] + (sums is not None), max(widths)
     log_sum, mean, _ = TableSum(peaked)(
         eta.reshape((-1, cells)),
         c.reshape((-1, cells, width)),
@@ -354,12 +355,10 @@ def _of_tables(total: Any, pairs: list[Any]) -> tuple[Any, Any]:
     return log_sum.reshape(shape[:-1]) + rest, mean
 
 
-def _side_by_side(c: Any, more: Any) -> Any:
+def _side_by_side(c: Any, more: Any, shape: tuple[int, ...], widths: list[int]) -> Any:
     """Cells' terms and one more cell's, of the same width; what is filled up is not read, or impossible."""
-    width = max(static_shape(c)[-1], static_shape(more)[-1])
-
-    def filled(x: Any) -> Any:
-        missing = width - static_shape(x)[-1]
-        return pt.concatenate([x, pt.full((*static_shape(x)[:-1], missing), -np.inf)], axis=-1)
-
-    return pt.concatenate([filled(c), filled(more)[..., None, :]], axis=-2)
+    filled = []
+    for x, cells, width in zip((c, more[..., None, :]), (shape[-1], 1), widths, strict=True):
+        rest = pt.full((*shape[:-1], cells, max(widths) - width), -np.inf)
+        filled.append(pt.concatenate([x, rest], axis=-1))
+    return pt.concatenate(filled, axis=-2)
