@@ -787,8 +787,8 @@ OF_RUNS = [
     ),
     Mutant(
         "mechanisms/observed.py",
-        "        if any(argument is not None for argument in given):\n",
-        "        if all(argument is not None for argument in given):\n",
+        "        if any(argument is not None for argument in noise.values()):\n",
+        "        if all(argument is not None for argument in noise.values()):\n",
         "A release that knows its noise is given no other",
         f"{MECHANISMS} -k 'test_release_travels'",
     ),

@@ -35,7 +35,7 @@ def log_probability(noise, scale, low, high):
     if noise.startswith("discrete"):
         shape = INTEGERS**2 / 2 / scale**2 if noise.endswith("gaussian") else abs(INTEGERS) / scale
         log_cdf = np.logaddexp.accumulate(-shape - special.logsumexp(-shape))
-        upper = low + high > 0  # the tail that is nearer
+        upper = (high > 0) & (low > -high)  # the tail that is nearer
         low, high = np.where(upper, -high, low), np.where(upper, -low, high)
         end = INTEGERS[-1]
         below, within = (log_cdf[np.clip(x, -end, end).astype(int) + end] for x in (low - 1, high))

@@ -26,10 +26,12 @@ _NEGLIGIBLE = 1e-13  # of the largest term; terms fall at least geometrically fr
 _REACH = 8.0  # standard deviations beyond which terms of a normal shape are negligible
 # Distance of terms in their standard deviations: an error of 1e-15 of the sum.
 _APART = 0.75
+# A term left out saves a product and those kept cost an exponential each: worth it from so large a distance on.
+_FAR = 8
 
 
 @numba.njit(cache=True, error_model="numpy")
-def terms(c, ratio, count, eta, x, rough, apart, f):  # type: ignore[no-untyped-def]
+def terms(c, ratio, count, eta, x, rough, apart, far, f):  # type: ignore[no-untyped-def]
     """Terms of one cell over the largest, written to `f` around its middle.
 
     Parameters
@@ -44,6 +46,8 @@ def terms(c, ratio, count, eta, x, rough, apart, f):  # type: ignore[no-untyped-
         must not be left out.
     apart : float
         Distance of terms in standard deviations.
+    far : int
+        Smallest distance for which terms are left out.
     f : ndarray
         Longer than 2 * width.
 
@@ -67,31 +71,34 @@ def terms(c, ratio, count, eta, x, rough, apart, f):  # type: ignore[no-untyped-
         if curvature > 0:
             reach = _REACH / math.sqrt(curvature)
             if peak - reach >= 0 and peak + reach <= count - 1:
-                step = max(1, int(apart / math.sqrt(curvature + rough)))
+                step = int(apart / math.sqrt(curvature + rough))
+                step = step if step >= far else 1
     f[middle] = 1.0
     total, first, second = 1.0, 0.0, 0.0
     start, last = 0, 0
-    for way in (1, -1):
-        j, k, t = 0, peak, 1.0
-        while 0 <= k + way * step < count:
-            k += way * step
-            if step > 1:
-                t = math.exp(c[k] - c[peak] + (k - peak) * eta)
-            elif way > 0:
-                t *= ratio[k] * x
-            else:
-                t *= 1 / (ratio[k + 1] * x)
-            if not t > _NEGLIGIBLE:
-                break
-            j += way
-            f[middle + j] = t
-            total += t
-            first += j * t
-            second += j * j * t
-        if way > 0:
-            last = j
-        else:
-            start = j
+    t, j = 1.0, 0.0
+    for k in range(peak + step, count, step):
+        t = t * (ratio[k] * x) if step == 1 else math.exp(c[k] - c[peak] + (k - peak) * eta)
+        if not t > _NEGLIGIBLE:
+            break
+        j += 1.0
+        last += 1
+        f[middle + last] = t
+        total += t
+        first += j * t
+        second += j * j * t
+    t, j = 1.0, 0.0
+    y = 1 / x
+    for k in range(peak - step, -1, -step):
+        t = t * (y / ratio[k + 1]) if step == 1 else math.exp(c[k] - c[peak] + (k - peak) * eta)
+        if not t > _NEGLIGIBLE:
+            break
+        j -= 1.0
+        start -= 1
+        f[middle + start] = t
+        total += t
+        first += j * t
+        second += j * j * t
     return peak, step, start, last, total, first, second
 
 
@@ -134,7 +141,7 @@ def count_sum(p, size, c, ratio, start, count, rough, none, all_):  # type: igno
             eta -= log_rest
             x /= 1 - p[i]
         peak, step, _, _, total, first, _ = terms(
-            c[i], ratio[i], int(count[i]), eta, x, rough[i], _APART, f
+            c[i], ratio[i], int(count[i]), eta, x, rough[i], _APART, _FAR, f
         )
         k = start[i] + peak
         mean[i] = k + step * first / total

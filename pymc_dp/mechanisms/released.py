@@ -92,6 +92,8 @@ class ReleasedStatistic:
         try:
             fields = json.loads(text)
             value = np.asarray(fields.pop("value"), np.int64 if fields["discrete"] else np.float64)
+            if fields.get("bounds"):
+                fields["bounds"] = tuple(fields["bounds"])
             return cls(value, **fields)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PrivacyConfigurationError(
