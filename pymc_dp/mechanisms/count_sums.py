@@ -26,12 +26,10 @@ _NEGLIGIBLE = 1e-13  # of the largest term; terms fall at least geometrically fr
 _REACH = 8.0  # standard deviations beyond which terms of a normal shape are negligible
 # Distance of terms in their standard deviations: an error of 1e-15 of the sum.
 _APART = 0.75
-# A term left out saves a product and those kept cost an exponential each: worth it from so large a distance on.
-_FAR = 8
 
 
 @numba.njit(cache=True, error_model="numpy")
-def terms(c, ratio, count, eta, x, rough, apart, far, f):  # type: ignore[no-untyped-def]
+def terms(c, ratio, count, eta, x, rough, apart, f):  # type: ignore[no-untyped-def]
     """Terms of one cell over the largest, written to `f` around its middle.
 
     Parameters
@@ -46,8 +44,6 @@ def terms(c, ratio, count, eta, x, rough, apart, far, f):  # type: ignore[no-unt
         must not be left out.
     apart : float
         Distance of terms in standard deviations.
-    far : int
-        Smallest distance for which terms are left out.
     f : ndarray
         Longer than 2 * width.
 
@@ -71,8 +67,7 @@ def terms(c, ratio, count, eta, x, rough, apart, far, f):  # type: ignore[no-unt
         if curvature > 0:
             reach = _REACH / math.sqrt(curvature)
             if peak - reach >= 0 and peak + reach <= count - 1:
-                step = int(apart / math.sqrt(curvature + rough))
-                step = step if step >= far else 1
+                step = max(1, int(apart / math.sqrt(curvature + rough)))
     f[middle] = 1.0
     total, first, second = 1.0, 0.0, 0.0
     start, last = 0, 0
@@ -141,7 +136,7 @@ def count_sum(p, size, c, ratio, start, count, rough, none, all_):  # type: igno
             eta -= log_rest
             x /= 1 - p[i]
         peak, step, _, _, total, first, _ = terms(
-            c[i], ratio[i], int(count[i]), eta, x, rough[i], _APART, _FAR, f
+            c[i], ratio[i], int(count[i]), eta, x, rough[i], _APART, f
         )
         k = start[i] + peak
         mean[i] = k + step * first / total

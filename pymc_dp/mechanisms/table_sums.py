@@ -64,7 +64,7 @@ def _tilted(eta, c, ratio, start, count, rough, tilt, peaked, f, where, log_scal
     for j in range(len(c)):
         x = eta[j] + tilt
         if peaked:
-            found = terms(c[j], ratio[j], int(count[j]), x, math.exp(x), rough[j], _APART, 2, f[j])
+            found = terms(c[j], ratio[j], int(count[j]), x, math.exp(x), rough[j], _APART, f[j])
         else:
             found = _dense(c[j], int(count[j]), x, f[j])
         peak, step, low, high, total, first, second = found
