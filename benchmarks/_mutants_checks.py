@@ -151,14 +151,14 @@ MENDED = [
         f"{MECHANISMS} -k 'test_sums_are_exact_and_clamped'",
     ),
     Mutant(
-        "mechanisms/statistics.py",
+        "statistics.py",
         "        u = clamp(u, -1.0, 1.0)\n",
         "        u = np.clip(u, -1.0, 1.0)\n",
         "Moments are formed of records that can be, gaps or not",
         f"{MECHANISMS} -k 'second_moments'",
     ),
     Mutant(
-        "mechanisms/statistics.py",
+        "statistics.py",
         "np.clip(_present(x, a), a, b)",
         "np.clip(x, a, b)",
         "A missing value is moved into its range before anything is made of it",
@@ -779,7 +779,7 @@ OF_RUNS = [
         f"{MECHANISMS} -k 'rounding'",
     ),
     Mutant(
-        "mechanisms/statistics.py",
+        "statistics.py",
         "        return q * (q + 2) ** 2 / (2 * (q + 1))\n",
         "        return q * (q + 3) / 2\n",
         "Second moments move as far as is proved, not as a corner does",
@@ -787,8 +787,8 @@ OF_RUNS = [
     ),
     Mutant(
         "mechanisms/observed.py",
-        "        if any(argument is not None for argument in given):\n",
-        "        if all(argument is not None for argument in given):\n",
+        "        if any(argument is not None for argument in noise.values()):\n",
+        "        if all(argument is not None for argument in noise.values()):\n",
         "A release that knows its noise is given no other",
         f"{MECHANISMS} -k 'test_release_travels'",
     ),

@@ -13,7 +13,7 @@ from scipy import special
 
 from pymc_dp.compat import CHAIN_START
 from pymc_dp.mechanisms import LaplaceMechanism
-from pymc_dp.mechanisms.statistics import clamp, second_moments
+from pymc_dp.statistics import clamp, second_moments
 
 SETTINGS = json.loads((Path(__file__).parent / "ju2022.json").read_text())
 REGRESSION, LOG_LINEAR = SETTINGS["regression"], SETTINGS["log_linear"]

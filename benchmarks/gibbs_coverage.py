@@ -17,7 +17,7 @@ from _released import LOG_LINEAR, REGRESSION, drive, log_linear, regression
 from _report import write_report
 
 from pymc_dp.gibbs.step import PrivacyAwareGibbs
-from pymc_dp.mechanisms.statistics import clamp, second_moments
+from pymc_dp.statistics import clamp, second_moments
 
 # Draws per chain, by how slowly it mixes.
 DRAWS = {

@@ -16,7 +16,7 @@ from _report import write_report
 
 from pymc_dp.gibbs.step import PrivacyAwareGibbs
 from pymc_dp.mechanisms import LaplaceMechanism
-from pymc_dp.mechanisms.statistics import clamp
+from pymc_dp.statistics import clamp
 
 # CPU seconds of 10,000 iterations of the paper's public R program, and of 1,000 of dapper's, on the
 # same data and a machine like the one of this table.

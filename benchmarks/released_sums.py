@@ -19,7 +19,7 @@ from _report import write_report
 from pymc.blocking import DictToArrayBijection
 
 import pymc_dp as dp
-from pymc_dp.mechanisms.statistics import clamp, second_moments
+from pymc_dp.statistics import clamp, second_moments
 
 TRUTH = np.array([-1.79, -2.89, -0.66])
 

@@ -18,7 +18,6 @@ from _report import write_report
 from scipy import special, stats
 
 from pymc_dp.mechanisms import DiscreteGaussianMechanism
-from pymc_dp.mechanisms.count_sums import peaked_sum
 from pymc_dp.mechanisms.distributions import draw_discrete_gaussian
 
 AREAS = 1000
@@ -40,19 +39,18 @@ def simulate(rng, rate, sigma, tau):
 def model_of(population, noisy, sigma, naive):
     """Shares that vary between areas; the table observed through its noise, or taken as counts."""
     with pm.Model(coords={"area": np.arange(AREAS)}) as model:
-        pm.Data("population", population, dims="area")
         mu = pm.Normal("mu", -2.5, 1.5)
         tau = pm.HalfNormal("tau", 1)
         u = pm.Normal("u", 0, 1, dims="area")
         share = pm.Deterministic("share", pm.math.sigmoid(mu + tau * u), dims="area")
-        size = model["population"]
         if naive:
             seen = np.clip(noisy, 0, population)
-            pm.Binomial("cells", size, share, observed=pm.Data("table", seen), dims="area")
+            pm.Binomial("cells", population, share, observed=seen, dims="area")
         else:
-            counts = pm.Binomial.dist(size, share)
-            DiscreteGaussianMechanism("cells", total=counts, scale=sigma,
-                                      observed=pm.Data("table", noisy), dims="area")  # fmt: skip
+            counts = pm.Binomial.dist(population, share)
+            DiscreteGaussianMechanism(
+                "cells", total=counts, scale=sigma, observed=noisy, dims="area"
+            )
     return model
 
 
@@ -61,12 +59,10 @@ def log_likelihood(population, noisy, sigma, naive):
     if naive:
         seen = np.clip(noisy, 0, population)[:, None]
         return stats.binom.logpmf(seen, population[:, None], special.expit(LOGIT))
-    columns = [
-        peaked_sum(np.full(AREAS, x), noisy.astype(float), population.astype(float),
-                   np.full(AREAS, sigma), True)[0] - population * np.log1p(np.exp(x))
-        for x in LOGIT
-    ]  # fmt: skip
-    return np.stack(columns, axis=1)
+    model = model_of(population, noisy, sigma, naive)
+    density = model.compile_logp(vars=[model["cells"]], sum=False)
+    same = {"tau_log__": np.asarray(-50.0), "u": np.zeros(AREAS)}  # all areas have the share of mu
+    return np.stack([density({"mu": np.asarray(x), **same})[0] for x in LOGIT], axis=1)
 
 
 def grid(likelihood, mu, tau):

@@ -1,5 +1,6 @@
 """Differentially private Bayesian inference with PyMC."""
 
+from pymc_dp import statistics
 from pymc_dp._version import __version__
 from pymc_dp.assessment.checking import PredictionChecks, check_predictions
 from pymc_dp.assessment.compare import Comparison, Difference, compare
@@ -31,7 +32,6 @@ from pymc_dp.mechanisms import (
     ReleasedStatistic,
     check_releases,
     correct_releases,
-    statistics,
 )
 from pymc_dp.planning import plan
 from pymc_dp.prediction import predict

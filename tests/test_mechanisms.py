@@ -25,16 +25,16 @@ from pymc_dp.mechanisms.distributions import (
     draw_discrete_laplace,
 )
 from pymc_dp.mechanisms.law import charged_multiplier
-from pymc_dp.mechanisms.statistics import (
+from pymc_dp.privacy.accounting import gaussian_delta, gaussian_epsilon
+from pymc_dp.privacy.events import Gaussian, Laplace, Pure
+from pymc_dp.privacy.pld import laplace_delta, pure_delta
+from pymc_dp.statistics import (
     clamp,
     record_sum,
     second_moments,
     second_moments_sensitivity,
     sum_sensitivity,
 )
-from pymc_dp.privacy.accounting import gaussian_delta, gaussian_epsilon
-from pymc_dp.privacy.events import Gaussian, Laplace, Pure
-from pymc_dp.privacy.pld import laplace_delta, pure_delta
 
 CONTINUOUS = [LaplaceMechanism, GaussianMechanism]
 DISCRETE = [DiscreteLaplaceMechanism, DiscreteGaussianMechanism]
@@ -149,8 +149,8 @@ def test_scale_follows_from_the_budget():
 @pytest.mark.parametrize(
     ("noise", "message"),
     [
-        ({}, "either `scale`"),
-        ({"scale": 1.0, "epsilon": 1.0, "sensitivity": 1}, "either `scale`"),
+        ({}, "give one of `scale`"),
+        ({"scale": 1.0, "epsilon": 1.0, "sensitivity": 1}, "give one of `scale`"),
         ({"epsilon": 1.0}, "needs `sensitivity`"),
         ({"epsilon": -1.0, "sensitivity": 1}, "`epsilon` must be a positive"),
         ({"epsilon": np.inf, "sensitivity": 1}, "infinite"),
@@ -507,7 +507,7 @@ def test_a_smaller_joint_sensitivity_can_be_declared():
         (LaplaceMechanism, [0.0], {"bounds": 3}, "`bounds` must be"),
         (LaplaceMechanism, [0.0], {"granularity": 0.1}, "power of two"),
         (LaplaceMechanism, [0.0], {"granularity": 1.0}, "at most 1/16"),
-        (LaplaceMechanism, [0.0], {"scale": 1.0}, "either `scale`"),
+        (LaplaceMechanism, [0.0], {"scale": 1.0}, "give one of `scale`"),
         (LaplaceMechanism, [0.0], {"bounds": (0, 1e9), "granularity": 2.0**-60}, "64-bit"),
         (LaplaceMechanism, np.zeros(1000), {"granularity": 2.0**-55}, "64-bit"),
         (LaplaceMechanism, [0.0], {"ledger": 1.0}, "PrivacyLedger"),

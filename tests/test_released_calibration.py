@@ -8,7 +8,7 @@ from scipy import special, stats
 
 from pymc_dp.mechanisms import DiscreteGaussianMechanism, LaplaceMechanism
 from pymc_dp.mechanisms.distributions import draw_discrete_gaussian
-from pymc_dp.mechanisms.statistics import clamp
+from pymc_dp.statistics import clamp
 
 REPLICATIONS = 300
 

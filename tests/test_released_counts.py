@@ -234,7 +234,7 @@ def test_it_is_an_ordinary_variable():
         ({}, PrivacyConfigurationError, "say what was released"),
         ({"total": "named"}, UnsupportedModelError, "unnamed random variable"),
         (
-            {"total": "multinomial", "scale": 1e4},
+            {"total": "multinomial", "scale": 1e6},
             PrivacyConfigurationError,
             "sums that are too long",
         ),

@@ -16,7 +16,7 @@ from pymc_dp.mechanisms import (
 )
 from pymc_dp.mechanisms.normal_sum import noisy_sum, normal_laplace
 from pymc_dp.mechanisms.reference import nothing_to_correct
-from pymc_dp.mechanisms.statistics import clamp
+from pymc_dp.statistics import clamp
 
 FAST = {"mode": "FAST_COMPILE"}
 GRID = np.linspace(-6, 6, 601)

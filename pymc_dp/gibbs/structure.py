@@ -8,7 +8,7 @@ from pymc.util import get_value_vars_from_user_vars
 from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dp.exceptions import UnsupportedModelError
-from pymc_dp.mechanisms.statistics import RecordSum
+from pymc_dp.statistics import RecordSum
 
 
 class Release(NamedTuple):

@@ -12,11 +12,11 @@ from pymc_dp.checks import positive
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.law import Family, NoiseLaw, charged_multiplier, noise_law
 from pymc_dp.mechanisms.released import ReleasedStatistic
-from pymc_dp.mechanisms.statistics import sum_sensitivity
 from pymc_dp.privacy.events import Event, Gaussian, Laplace, Pure
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.plans import RunPlan
+from pymc_dp.statistics import sum_sensitivity
 
 _STEPS_PER_SCALE = 2.0**30
 _MAX_SUM = 2.0**61
@@ -92,6 +92,7 @@ def release_sum(
         n_records=len(records),
         granularity=step,
         noise=f"opendp discrete {family}",
+        bounds=(lower.ravel().tolist(), upper.ravel().tolist()),
     )
 
 

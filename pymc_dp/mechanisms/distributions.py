@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pymc.distributions.dist_math import check_parameters
+from pymc.distributions.dist_math import check_parameters, normal_lcdf
 from pytensor.tensor.random.op import RandomVariable
 
 
@@ -140,3 +140,80 @@ def _log_theta(scale: Any) -> Any:
     return pt.switch(
         scale < 1, pt.log(direct), pt.log(scale) + 0.5 * np.log(2 * np.pi) + pt.log(dual)
     )
+
+
+def log_noise(
+    family: str, discrete: bool, scale: NDArray[np.float64], low: Any, high: Any, point: bool
+) -> Any:
+    """Log of the noise's density at `low`, or of its mass from `low` to `high` where it has no density there.
+
+    Parameters
+    ----------
+    family, discrete
+        Of the noise.
+    scale : ndarray
+        Where it is 0, only 0 is possible.
+    low, high : TensorVariable
+        Whole numbers, or infinite, if the noise is discrete.
+    point : bool
+        Whether `high` is `low` everywhere.
+    """
+    kind = {
+        ("laplace", False): pm.Laplace,
+        ("gaussian", False): pm.Normal,
+        ("laplace", True): DiscreteLaplace,
+        ("gaussian", True): DiscreteGaussian,
+    }[family, discrete]
+    some = np.where(scale > 0, scale, 1.0)
+    density = pm.logp(kind.dist(0, some), low)
+    if point:
+        log_g = density
+    else:
+        one = pt.eq(low, high)
+        # In the tail that is nearer, where neither logarithm is near 0. All laws are symmetric.
+        upper = low + high > 0
+        low, high = pt.switch(upper, -high, low), pt.switch(upper, -low, high)
+        log_cdf = _LOG_CDFS[family, discrete]
+        beyond = log_cdf(low - 1 if discrete else low, some)
+        within = log_cdf(high, some)
+        log_g = within + pt.log1mexp(pt.minimum(beyond - within, 0.0))
+        log_g = log_g if discrete else pt.switch(one, density, log_g)
+    return pt.switch(scale > 0, log_g, pt.switch(pt.le(low, 0) & pt.ge(high, 0), 0.0, -np.inf))
+
+
+def _log_laplace_cdf(x: Any, b: NDArray[np.float64]) -> Any:
+    tail = np.log(0.5) - pt.abs(x) / b
+    return pt.switch(x < 0, tail, pt.log1mexp(tail))
+
+
+def _log_discrete_laplace_cdf(x: Any, b: NDArray[np.float64]) -> Any:
+    below = pt.switch(x < 0, x, -x - 1)  # P(X <= x) = 1 - P(X <= -x - 1)
+    tail = below / b - np.log1p(np.exp(-1 / b))
+    return pt.switch(x < 0, tail, pt.log1mexp(tail))
+
+
+def _log_normal_cdf(x: Any, sigma: NDArray[np.float64]) -> Any:
+    return normal_lcdf(0.0, 1.0, pt.clip(x / sigma, -1e30, 1e30))  # infinity is not a number there
+
+
+def _log_discrete_gaussian_cdf(x: Any, sigma: NDArray[np.float64]) -> Any:
+    """From the sums of all masses up to 38 scales: beyond, e^-722 is nothing in double precision."""
+    scales, which = np.unique(sigma, return_inverse=True)
+    half = int(np.ceil(38 * scales.max())) + 1
+    k = np.arange(-half, half + 1)
+    log_mass = -((k / scales[:, None]) ** 2) / 2
+    log_cdf = np.logaddexp.accumulate(log_mass, axis=1)
+    log_cdf -= log_cdf[:, -1:]
+    where = (
+        pt.clip(pt.switch(pt.isinf(x), pt.sign(x) * half, x), -half, half).astype("int64") + half
+    )
+    found = pt.as_tensor(log_cdf)[np.reshape(which, sigma.shape), where]
+    return pt.switch(pt.eq(x, -np.inf), -np.inf, found)
+
+
+_LOG_CDFS = {
+    ("laplace", False): _log_laplace_cdf,
+    ("laplace", True): _log_discrete_laplace_cdf,
+    ("gaussian", False): _log_normal_cdf,
+    ("gaussian", True): _log_discrete_gaussian_cdf,
+}

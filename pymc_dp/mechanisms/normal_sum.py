@@ -155,6 +155,9 @@ def noisy_sum(X, w, n, v, b, s, z, shift, factor):  # type: ignore[no-untyped-de
     logp, n_bar = np.empty(areas), np.zeros(areas)
     X_bar, w_bar, z_bar = np.zeros((areas, K, m)), np.zeros((areas, K)), np.zeros(z.shape)
     for i in range(areas):
+        if not n[i] >= 0:
+            logp[i] = -np.inf
+            continue
         x = np.ascontiguousarray(X[i])
         mean = np.zeros(m)
         for k in range(K):

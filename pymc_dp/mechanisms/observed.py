@@ -2,22 +2,29 @@
 
 from typing import Any, ClassVar
 
-import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.mechanisms.arguments import (
+    check_observed,
+    check_road,
+    check_scale,
+    checked_n,
+    labelled,
+)
 from pymc_dp.mechanisms.counts import observe_count
 from pymc_dp.mechanisms.curator import release_sum
 from pymc_dp.mechanisms.distributions import DiscreteGaussian, DiscreteLaplace
 from pymc_dp.mechanisms.law import Family, NoiseLaw, noise_law
+from pymc_dp.mechanisms.publication import Suppressed, publication
 from pymc_dp.mechanisms.records import static_shape
 from pymc_dp.mechanisms.released import ReleasedStatistic
-from pymc_dp.mechanisms.statistics import record_sum
 from pymc_dp.mechanisms.sums import observe_sum
 from pymc_dp.privacy.ledger import PrivacyLedger
+from pymc_dp.statistics import record_sum
 
 
 class _Mechanism:
@@ -33,33 +40,35 @@ class _Mechanism:
         observed: Any,
         total: Any = None,
         keep_total: bool = False,
+        rounded: float | None = None,
+        lower: float | None = None,
+        upper: float | None = None,
+        suppressed: Suppressed | None = None,
         n: Any = None,
         points: int | None = None,
-        scale: ArrayLike | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        sensitivity: float | None = None,
         dims: Any = None,
+        **noise: Any,
     ) -> Any:
-        if isinstance(observed, ReleasedStatistic):
-            law = cls._law_of_release(name, observed, (scale, epsilon, delta, sensitivity))
-            observed = observed.value
+        released = observed if isinstance(observed, ReleasedStatistic) else None
+        if released is not None:
+            law, observed = cls._law_of_release(name, released, noise), released.value
         else:
-            law = noise_law(
-                name,
-                cls.family,
-                cls.discrete,
-                scale=scale,
-                epsilon=epsilon,
-                delta=delta,
-                sensitivity=sensitivity,
-                zero=total is not None or n is not None,
-            )
-        _check_road(name, statistic, total, keep_total, n, points)
-        dims = (dims,) if isinstance(dims, str) else dims
+            zero = total is not None or n is not None
+            law = noise_law(name, cls.family, cls.discrete, zero=zero, **noise)
+        processed: dict[str, Any] = {
+            "rounded": rounded,
+            "lower": lower,
+            "upper": upper,
+            "suppressed": suppressed,
+        }
+        check_road(name, statistic, total, keep_total, n, points, processed)
+        observed, dims = labelled(observed, dims)
         if total is not None:
-            observed = cls._checked(name, observed, law, static_shape(total))
-            return observe_count(name, total, law=law, observed=observed, dims=dims,
+            shape = static_shape(total)
+            published, observed = publication(name, observed, **processed)
+            check_scale(name, law, shape)
+            observed = check_observed(name, observed, shape, cls.discrete, "`total` has")
+            return observe_count(name, total, law=law, observed=observed, published=published, dims=dims,
                                  keep_total=keep_total)  # fmt: skip
         statistic = pt.as_tensor(statistic)
         if statistic.dtype == "bool":
@@ -69,43 +78,35 @@ class _Mechanism:
                 f"{name!r}: {law.name} noise needs a statistic of integers. Found dtype "
                 f"{statistic.dtype}. Cast it with `.astype('int64')` if it is one."
             )
+        shape = static_shape(statistic)
         if n is not None:
-            n = pt.as_tensor(n)
-            shape = static_shape(statistic)
-            observed = cls._checked(name, observed, law, shape, shape[n.ndim :])
+            n = checked_n(name, n, released)
+            check_scale(name, law, shape[n.ndim :])
+            observed = check_observed(
+                name, observed, shape, cls.discrete, "the statistic of one record has"
+            )
             return observe_sum(name, statistic, n=n, points=points, law=law, observed=observed,
-                               dims=dims)  # fmt: skip
+                               dims=dims, bounds=released.bounds if released else None)  # fmt: skip
         if statistic.ndim < 1:
             raise PrivacyConfigurationError(
                 f"{name!r}: `statistic` must have one row per record, shape (n, ...), and is summed "
                 "over its first axis here. Found a scalar: do not sum it yourself. That of one record "
                 "needs `n`."
             )
-        observed = cls._checked(name, observed, law, static_shape(statistic)[1:])
+        if released is not None and shape[0] != released.n_records:
+            raise PrivacyConfigurationError(
+                f"{name!r}: the statistic has {shape[0]:,} rows, but what was released is a sum over "
+                f"{released.n_records:,} records."
+            )
+        check_scale(name, law, shape[1:])
+        kind = "the sum of the statistic over its first axis, the records, has"
+        observed = check_observed(name, observed, shape[1:], cls.discrete, kind)
         total = record_sum(statistic, law=law)
         return cls._distribution(name, total, law.scale, observed=observed, dims=dims)
 
     @classmethod
-    def _checked(
-        cls,
-        name: str,
-        observed: Any,
-        law: NoiseLaw,
-        shape: tuple[int, ...],
-        entries: tuple[int, ...] | None = None,
-    ) -> Any:
-        """`observed`, if its shape is that of the sum; the scale's is that or that of `entries`."""
-        entries = shape if entries is None else entries
-        if law.scale.shape not in ((), entries):
-            raise PrivacyConfigurationError(
-                f"{name!r}: `scale` has shape {law.scale.shape}, but what was released has shape "
-                f"{entries}. Give one number, or one per entry."
-            )
-        return _check_observed(name, observed, shape, cls.discrete)
-
-    @classmethod
     def _law_of_release(
-        cls, name: str, released: ReleasedStatistic, given: tuple[Any, ...]
+        cls, name: str, released: ReleasedStatistic, noise: dict[str, Any]
     ) -> NoiseLaw:
         law = released.law
         if (law.family, law.discrete) != (cls.family, cls.discrete):
@@ -113,10 +114,9 @@ class _Mechanism:
                 f"{name!r}: the statistic was released with {law.name} noise, not by a "
                 f"{cls.__name__}."
             )
-        if any(argument is not None for argument in given):
+        if any(argument is not None for argument in noise.values()):
             raise PrivacyConfigurationError(
-                f"{name!r}: the released statistic knows its noise; leave out `scale`, `epsilon`, "
-                "`delta` and `sensitivity`."
+                f"{name!r}: the released statistic knows its noise; leave out {', '.join(f'`{key}`' for key in noise)}."
             )
         return law
 
@@ -215,11 +215,20 @@ class LaplaceMechanism(_Mechanism):
     observed : array or ReleasedStatistic, shape (...)
         What was released. A :class:`ReleasedStatistic` brings its noise along.
     total : TensorVariable, shape (...)
-        Law of the confidential count, such as ``pm.Binomial.dist(population, p)``, or
+        Law of the confidential count, such as ``count = pm.Binomial.dist(population, p)``, or
         ``pm.Multinomial.dist(population, p)`` for a table with a public total. Summed out exactly.
+        Give **the same object** to every mechanism that has released it, and ``count.sum(axis=-1)`` to
+        those that have released its margins, after the cells.
     keep_total : bool
-        Whether to add the mean of the confidential count, given the parameters and the release, as
-        the deterministic ``{name}_total``.
+        Whether to add the mean of the confidential count, given the parameters and this and earlier
+        releases of it, as the deterministic ``{name}_total``.
+    rounded : float, optional
+        With `total`: the step to whose multiples noisy counts were rounded, halves upwards.
+    lower, upper : float, optional
+        With `total`: what noisy counts below or above were published as, such as ``lower=0``.
+    suppressed : tuple or "missing", optional
+        With `total`: why cells of `observed` are masked or NaN. ``(1, 9)``: because what would have been published was
+        1 to 9; ``(-np.inf, 9)``: because it was 9 at most. "missing": whatever it was.
     n : int, array or TensorVariable, shape areas
         Number of records, if `statistic` is that of one. The sum is taken as normal: see
         :func:`~pymc_dp.check_releases`. It may be a parameter. Several mechanisms on the same
@@ -230,11 +239,15 @@ class LaplaceMechanism(_Mechanism):
     scale : float or array, optional
         b > 0, one for all entries or one per entry. With `n` or `total` it may be 0: a public
         total.
+    variance, standard_error : float or array, optional
+        In place of `scale`, of the noise.
+    margin_of_error : tuple, optional
+        In place of `scale`: the half width of a normal confidence interval and its level, ``(12, 0.9)``.
     epsilon, sensitivity : float, optional
         In place of `scale`: b is the L1 `sensitivity` of the sum divided by ε. With both `scale`
         and `sensitivity`, ε follows.
     dims : str or tuple, optional
-        Named dimensions of the variable.
+        Named dimensions of the variable. By default the named axes of `observed`, if it is a table of pandas.
 
     Raises
     ------
@@ -258,11 +271,13 @@ class GaussianMechanism(_Mechanism):
     ----------
     name, statistic, observed, dims
         See :class:`LaplaceMechanism`.
-    scale : float or array, optional
-        σ > 0.
+    scale, variance, standard_error, margin_of_error
+        See :class:`LaplaceMechanism`; the scale is σ.
     epsilon, delta, sensitivity : float, optional
         In place of `scale`: σ is the smallest that makes the release (ε, δ)-DP at this L2
         `sensitivity`. With `scale`, `sensitivity` and `delta`, ε follows.
+    rho, mu : float, optional
+        In place of `epsilon` and `delta`: the budget as zero-concentrated (ρ) or Gaussian (µ) differential privacy.
 
     Raises
     ------
@@ -285,10 +300,10 @@ class DiscreteLaplaceMechanism(_Mechanism):
 
     Parameters
     ----------
-    name, scale, epsilon, sensitivity, dims
+    name, scale, variance, standard_error, margin_of_error, epsilon, sensitivity, dims
         See :class:`LaplaceMechanism`.
     statistic : TensorVariable of int or bool
-        See :class:`LaplaceMechanism`, as for `total`, `keep_total`, `n` and `points`.
+        See :class:`LaplaceMechanism`, as for `total` and all that goes with it, `n` and `points`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
 
@@ -315,10 +330,10 @@ class DiscreteGaussianMechanism(_Mechanism):
 
     Parameters
     ----------
-    name, scale, epsilon, delta, sensitivity, dims
+    name, scale, variance, standard_error, margin_of_error, epsilon, delta, rho, mu, sensitivity, dims
         See :class:`GaussianMechanism`.
     statistic : TensorVariable of int or bool
-        See :class:`LaplaceMechanism`, as for `total`, `keep_total`, `n` and `points`.
+        See :class:`LaplaceMechanism`, as for `total` and all that goes with it, `n` and `points`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
 
@@ -335,43 +350,3 @@ class DiscreteGaussianMechanism(_Mechanism):
     family = "gaussian"
     discrete = True
     _distribution = DiscreteGaussian
-
-
-def _check_road(
-    name: str, statistic: Any, total: Any, keep_total: bool, n: Any, points: int | None
-) -> None:
-    """What was summed is said in one of three ways."""
-    if (statistic is None) == (total is None):
-        raise PrivacyConfigurationError(
-            f"{name!r}: say what was released: a `statistic` of records, of one record with `n`, or the "
-            "law of a confidential count as `total`."
-        )
-    if total is not None and n is not None:
-        raise PrivacyConfigurationError(
-            f"{name!r}: `n` goes with the `statistic` of one record. `total` is the law of the whole count."
-        )
-    if keep_total and total is None:
-        raise PrivacyConfigurationError(f"{name!r}: `keep_total` goes with `total`.")
-    if points is not None and n is None:
-        raise PrivacyConfigurationError(f"{name!r}: `points` goes with `n`.")
-
-
-def _check_observed(name: str, observed: Any, shape: tuple[int, ...], discrete: bool) -> Any:
-    """`observed` itself, if it is finite and has the statistic's shape."""
-    shared = hasattr(observed, "get_value")
-    if isinstance(observed, pytensor.graph.basic.Variable) and not shared:
-        raise PrivacyConfigurationError(f"{name!r}: `observed` must be numbers, or a `pm.Data`.")
-    array: NDArray[Any] = np.asarray(observed.get_value() if shared else observed)
-    if array.shape != shape:
-        raise PrivacyConfigurationError(
-            f"{name!r}: `observed` has shape {array.shape}, but the sum of the statistic over "
-            f"records has shape {shape}."
-        )
-    if array.dtype.kind not in "iufb" or not np.isfinite(array).all():
-        raise PrivacyConfigurationError(f"{name!r}: `observed` must be finite numbers.")
-    if discrete and not np.array_equal(array, np.rint(array)):
-        raise PrivacyConfigurationError(
-            f"{name!r}: discrete noise leaves integers, but `observed` has others. Use the continuous "
-            "mechanism, or check what was released."
-        )
-    return observed if shared else array.astype(np.int64 if discrete else np.float64)

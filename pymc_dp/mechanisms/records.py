@@ -10,18 +10,21 @@ import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.distributions.distribution import SymbolicRandomVariable
+from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.random import basic as rv
 from pytensor.tensor.random.op import RandomVariable
 from scipy import special
 from scipy.stats import qmc
 
-from pymc_dp.compat import graph_inputs
+from pymc_dp.compat import ancestors, graph_inputs
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.mechanisms.families import FAMILIES, Family
+from pymc_dp.mechanisms.holding import held
 
 # Sums over the values of discrete variables have as many terms; beyond, memory is what ends first.
 _MAX_COMBINATIONS = 2**16
+
 
 # What a few points get wrong is put right by :mod:`~pymc_dp.mechanisms.reference`, so that as many do
 # for any n. They err by 0.0024 standard deviations of one record in three dimensions: by 0.04 of the sum
@@ -147,10 +150,10 @@ class Record:
         weight : TensorVariable, shape (*areas, K)
             They sum to one.
         """
-        noise = pt.as_tensor(noise)
-        mesh = self.combinations
-        every_point = pt.repeat(noise, len(mesh), axis=0)
-        every_value = pt.tile(pt.constant(mesh), (noise.shape[0], 1))
+        noise, mesh = pt.as_tensor(noise), self.combinations
+        every_point, every_value = held(
+            pt.repeat(noise, len(mesh), axis=0), pt.tile(pt.constant(mesh), (noise.shape[0], 1))
+        )
         K = every_point.shape[0]
         replaced: dict[Any, Any] = {}
         given: dict[Any, Any] = {}
@@ -248,20 +251,29 @@ def _variable(name: str, x: Any, areas: tuple[int, ...]) -> Variable:
         constants = tuple(_constant(parameters[i]) for i in family.shapes)
         if all(c is not None for c in constants):
             return Variable(x, core, has_areas, None, family, constants)
-    if x.dtype.startswith("float"):
-        try:
-            pm.icdf(x, x.type())
-        except NotImplementedError:
-            pass
-        else:
-            return Variable(x, core, has_areas, None, None, ())
+    if x.dtype.startswith("float") and _has_smooth_quantiles(x, parameters):
+        return Variable(x, core, has_areas, None, None, ())
     kind = type(op).__name__.removesuffix("RV")
     raise UnsupportedModelError(
         f"{name!r}: a record with a {kind} variable can be neither written as a function of noise nor "
-        "summed over. Continuous variables need a known quantile function (a `Gamma` with a known "
-        "shape has one), discrete ones few values (`Bernoulli`, `Categorical`, a `Binomial` with known "
+        "summed over. Continuous variables need a quantile function with a derivative by their parameters (a `Gamma`, `Beta` "
+        "or `StudentT` has one if its shape is known), discrete ones few values (`Bernoulli`, `Categorical`, a `Binomial` with known "
         "trials). Counts that are released themselves go in as `total`."
     )
+
+
+def _has_smooth_quantiles(x: Any, parameters: list[Any]) -> bool:
+    """Whether PyMC has a quantile function of this law, in its parameters alone and with derivatives by them."""
+    moving = [v for v in parameters if v.dtype.startswith("float") and _constant(v) is None]
+    try:
+        quantile = pm.icdf(x, x.type())
+        pt.grad(quantile.sum(), moving, disconnected_inputs="ignore")
+    except (NotImplementedError, NullTypeGradError):
+        return False
+    random = [
+        v for v in ancestors([quantile]) if v.owner and isinstance(v.owner.op, RandomVariable)
+    ]
+    return set(random) <= set(ancestors(parameters))
 
 
 def static_shape(x: Any) -> tuple[int, ...]:
@@ -296,48 +308,3 @@ def substitute(outputs: Any, replace: dict[Any, Any]) -> list[Any]:
         return done[v]
 
     return [rebuilt(v) for v in outputs]
-
-
-def check_areas(name: str, record: Record, model: pm.Model) -> None:
-    """Require the statistic of one area to be a function of that area's variables alone.
-
-    Two records are drawn, and some areas take their variables from the second: their statistic must
-    be that of the second, and of the others that of the first.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If it is not: axes that are no areas have been taken for them.
-    """
-    areas = math.prod(record.areas)
-    if areas < 2 or not any(v.has_areas for v in record.variables):
-        return
-    mask = (np.arange(areas) % 2 == 0).reshape(record.areas)
-    rvs = [v.rv for v in record.variables]
-    symbols = [x.type() for x in rvs]
-    statistic = substitute([record.statistic], dict(zip(rvs, symbols, strict=True)))
-    options = {"mode": "FAST_COMPILE", "on_unused_input": "ignore"}
-    draw = pm.compile(model.value_vars, model.replace_rvs_by_values(rvs), **options)
-    evaluate = pm.compile(
-        [*model.value_vars, *symbols], model.replace_rvs_by_values(statistic), **options
-    )
-    # Not the start itself: where coefficients are 0 nothing depends on anything.
-    rng, start = np.random.default_rng(0), model.initial_point()
-    theta = [start[v.name] + rng.uniform(0.1, 1) * v.type.dtype.startswith("float")
-             for v in model.value_vars]  # fmt: skip
-    first, second = draw(*theta), draw(*theta)
-    mask = (np.arange(areas) % 2 == 0).reshape(record.areas)
-    mixed = [
-        np.where(mask.reshape(mask.shape + (1,) * len(v.core)), b, a) if v.has_areas else a
-        for v, a, b in zip(record.variables, first, second, strict=True)
-    ]
-    # What does not belong to an area is the first record's in all of them.
-    second = [b if v.has_areas else a
-              for v, a, b in zip(record.variables, first, second, strict=True)]  # fmt: skip
-    t_first, t_second, t_mixed = (evaluate(*theta, *values)[0] for values in (first, second, mixed))
-    if not np.array_equal(t_mixed, np.where(mask[..., None], t_second, t_first), equal_nan=True):
-        raise UnsupportedModelError(
-            f"{name!r}: the statistic of one area depends on variables of another. The first axes of "
-            f"`n`, of the statistic and of the record's variables with shape {record.areas} + ... are "
-            "the areas. If an axis of a variable is something else, give that variable another shape."
-        )

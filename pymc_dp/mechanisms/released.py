@@ -39,6 +39,8 @@ class ReleasedStatistic:
         Distance of neighbouring values in the grid that records were rounded to.
     noise : str
         Where the noise came from.
+    bounds : tuple of list, optional
+        Lower and upper end of every entry of a record's statistic, flat; unknown for releases of older versions.
     """
 
     value: NDArray[Any]
@@ -51,6 +53,7 @@ class ReleasedStatistic:
     n_records: int
     granularity: float
     noise: str
+    bounds: tuple[list[float], list[float]] | None = None
 
     @property
     def law(self) -> NoiseLaw:
@@ -89,6 +92,8 @@ class ReleasedStatistic:
         try:
             fields = json.loads(text)
             value = np.asarray(fields.pop("value"), np.int64 if fields["discrete"] else np.float64)
+            if fields.get("bounds"):
+                fields["bounds"] = tuple(fields["bounds"])
             return cls(value, **fields)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PrivacyConfigurationError(

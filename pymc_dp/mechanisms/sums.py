@@ -23,13 +23,14 @@ from pytensor.tensor.variable import TensorConstant
 from pymc_dp.checks import whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.distributions import draw_noise
+from pymc_dp.mechanisms.holding import held
 from pymc_dp.mechanisms.law import NoiseLaw
 from pymc_dp.mechanisms.normal_sum import NoisySum
+from pymc_dp.mechanisms.record_checks import check_areas, check_statistic
 from pymc_dp.mechanisms.records import (
     FEW_POINTS,
     FEW_RECORDS,
     Record,
-    check_areas,
     random_variables,
     record_of,
     static_shape,
@@ -151,7 +152,7 @@ class NoisySumRV(RandomVariable):
 @_logprob.register(NoisySumRV)
 def _(op: NoisySumRV, values: Any, rng: Any, size: Any, *parameters: Any, **kwargs: Any) -> Any:
     X, w, n, earlier, z, _ = parameters
-    return log_density(op.release, X, w, n, earlier, z, values[0])
+    return log_density(op.release, X, w, n, earlier, z, held(values[0]))
 
 
 def log_density(
@@ -169,10 +170,11 @@ def log_density(
 def _of_entries(release: SumRelease, count: int, X: Any, w: Any, n: Any, s: Any, z: Any) -> Any:
     """:class:`NoisySum` of the first entries, with any number of axes of areas."""
     v, b = release.v[:count], release.b[:count]
-    shift, factor = (pt.as_tensor(x) for x in release.correction)
+    shift, factor = (held(x) for x in release.correction)
     z = z[..., : latent_size(b)]
     of_areas = X[..., :count], w, s, z, shift[..., :count], factor[..., :count, :count]
     X, w, s, z, shift, factor = (_flat(x, n.ndim) for x in of_areas)
+    v, b = held(v, b)
     return NoisySum()(X, w, n.ravel(), v, b, s, z, shift, factor)[0].reshape(n.shape)
 
 
@@ -210,6 +212,7 @@ def observe_sum(
     law: NoiseLaw,
     observed: Any,
     dims: Any,
+    bounds: Any = None,
 ) -> Any:
     """Add the observed variable to the model whose context this is.
 
@@ -227,17 +230,20 @@ def observe_sum(
     observed : array or shared variable, shape ``(*areas, ...)``
     dims
         As in PyMC.
+    bounds : tuple, optional
+        Of the statistic as it was released.
 
     Raises
     ------
     PrivacyConfigurationError
-        If shapes do not match.
+        If shapes do not match, or the statistic leaves the bounds of what was released.
     UnsupportedModelError
         If the statistic is not one of a record that can be summed over.
     """
     model = pm.modelcontext(None)
     n = pt.as_tensor(n)
-    few = isinstance(n, TensorConstant) and np.max(n.data, initial=0) <= FEW_RECORDS
+    people = n.data if isinstance(n, TensorConstant) else None
+    few = people is not None and people.max(initial=0) <= FEW_RECORDS
     n = n.astype("float64")
     areas, shape = static_shape(n), static_shape(statistic)
     if shape[: len(areas)] != areas:
@@ -253,6 +259,7 @@ def observe_sum(
     stacked = pt.concatenate([entry.statistic for entry in entries], axis=-1)
     record = record_of(name, stacked, areas, model)
     check_areas(name, record, model)
+    check_statistic(name, record, model, people, len(v), law, bounds)
     points = whole("points", FEW_POINTS if points is None else points, 8)
     latents = before.latents if before else ()
     right = nothing_to_correct(areas, len(v) + sum(len(entry.v) for entry in entries[:-1]))
@@ -269,7 +276,7 @@ def observe_sum(
     given = (
         X,
         w,
-        n,
+        held(n),
         pt.concatenate(earlier, axis=-1).astype("float64") if earlier else nothing,
         pt.concatenate(z, axis=-1) if z else nothing,
     )

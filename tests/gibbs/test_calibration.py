@@ -9,7 +9,7 @@ from scipy import stats
 from pymc_dp.compat import CHAIN_START
 from pymc_dp.gibbs.step import PrivacyAwareGibbs
 from pymc_dp.mechanisms import LaplaceMechanism
-from pymc_dp.mechanisms.statistics import clamp
+from pymc_dp.statistics import clamp
 
 N, SCALE = 20, 4.0
 

@@ -15,7 +15,7 @@ from pymc_dp.mechanisms import (
     GaussianMechanism,
     LaplaceMechanism,
 )
-from pymc_dp.mechanisms.statistics import clamp, record_sum
+from pymc_dp.statistics import clamp, record_sum
 
 pytestmark = pytest.mark.chain
 

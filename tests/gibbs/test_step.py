@@ -13,7 +13,7 @@ from pymc_dp.gibbs.parameters import InterweavedNUTS, ParameterNUTS
 from pymc_dp.gibbs.step import PrivacyAwareGibbs
 from pymc_dp.gibbs.sweep import RecordSweep
 from pymc_dp.mechanisms import GaussianMechanism, LaplaceMechanism
-from pymc_dp.mechanisms.statistics import clamp, record_sum
+from pymc_dp.statistics import clamp, record_sum
 
 FAST = {"mode": "FAST_COMPILE"}
 

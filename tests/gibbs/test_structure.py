@@ -11,7 +11,7 @@ from pymc_dp.gibbs.step import PrivacyAwareGibbs
 from pymc_dp.gibbs.structure import find_structure
 from pymc_dp.gibbs.sweep import guarantee
 from pymc_dp.mechanisms import DiscreteLaplaceMechanism, GaussianMechanism, LaplaceMechanism
-from pymc_dp.mechanisms.statistics import record_sum
+from pymc_dp.statistics import record_sum
 
 FAST = {"mode": "FAST_COMPILE"}
 

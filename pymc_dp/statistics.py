@@ -15,7 +15,6 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp.checks import whole
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.mechanisms.law import NoiseLaw
 
 __all__ = [
     "clamp",
@@ -38,14 +37,14 @@ class RecordSum(OpFromGraph):
         The noise that the sum is released with, if one of this package's mechanisms made it.
     """
 
-    law: NoiseLaw | None
+    law: Any
 
-    def __init__(self, inputs: Any, outputs: Any, *, law: NoiseLaw | None = None, **kwargs: Any):
+    def __init__(self, inputs: Any, outputs: Any, *, law: Any = None, **kwargs: Any):
         self.law = law
         super().__init__(inputs, outputs, **{**kwargs, "inline": True})
 
 
-def record_sum(statistic: Any, *, law: NoiseLaw | None = None) -> Any:
+def record_sum(statistic: Any, *, law: Any = None) -> Any:
     r"""Sum of a per-record statistic: :math:`\sum_i t_i(x_i)`.
 
     The mechanisms call it for you. Use it yourself to observe a record-additive statistic through
