@@ -21,6 +21,7 @@ import pymc as pm
 
 import pymc_dp as dp
 from pymc_dp.compat import groups_of, root_attrs
+from pymc_dp.interrupts import deferred
 from pymc_dp.likelihood.formulas import is_formula
 
 # Exit codes. argparse has 2 for arguments that cannot be used, and shells 130 for an interrupt.
@@ -70,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
         message, code = "Interrupted: no result was written.", _INTERRUPTED
     except BaseException as error:
         message, code = (
-            f"{type(error).__name__}: no result was written. The message may quote data and is not shown. "
-            "What has been charged stays in the ledger.",
+            f"{type(error).__name__}. The message may quote data and is not shown. What has been charged stays in the "
+            "ledger; a result that is there may not be whole.",
             _FAILED,
         )
     print(message, file=err)
@@ -163,13 +164,14 @@ def _run(options: argparse.Namespace, out: IO[str], err: IO[str]) -> int:
         options.draws, chains=options.chains, epsilon=options.epsilon, ledger=ledger, model=model,
         progressbar=False, **keywords,
     )  # fmt: skip
-    result.to_netcdf(str(options.output), engine="h5netcdf")
-    if options.csv is not None:
-        _draws_as_table(groups_of(result)["posterior"]).to_csv(options.csv, index=False)
-    report = dp.privacy_report(result, ledger=ledger)
-    if options.report is not None:
-        report.save(options.report)
-    print(report, file=out)
+    with deferred(lambda: None):  # it is paid for
+        result.to_netcdf(str(options.output), engine="h5netcdf")
+        if options.csv is not None:
+            _draws_as_table(groups_of(result)["posterior"]).to_csv(options.csv, index=False)
+        report = dp.privacy_report(result, ledger=ledger)
+        if options.report is not None:
+            report.save(options.report)
+        print(report, file=out)
     return 0 if root_attrs(result).get("privacy_usable", 1) == 1 else _NOT_USABLE
 
 

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +23,22 @@ PLANTED = "271828.18"
 NOISY = f"""
 import atexit, ctypes, logging, os, sys, warnings
 import pymc as pm
+import pymc_dp
 from pytensor.printing import Print
 
 print("{PLANTED} while it is read")
 atexit.register(print, "{PLANTED} at the end")
 logging.basicConfig(level=0, stream=sys.stderr)
+sample = pymc_dp.sample
+
+
+def of_no_use(*arguments, **keywords):
+    result = sample(*arguments, **keywords)
+    result.attrs["privacy_usable"] = 0
+    return result
+
+
+pymc_dp.sample = of_no_use  # whether they are is for the noise to say
 
 
 def model(data):
@@ -52,12 +65,18 @@ def table(n=40):
     return made
 
 
-def command(*arguments, cwd):
-    return subprocess.run(
+def start(*arguments, cwd):
+    return subprocess.Popen(
         [sys.executable, "-m", "pymc_dp.command_line", *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=300, stdin=subprocess.DEVNULL,
+        cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "utf-8"},
     )  # fmt: skip
+
+
+def command(*arguments, cwd):
+    running = start(*arguments, cwd=cwd)
+    out, err = running.communicate(timeout=300)
+    return subprocess.CompletedProcess(running.args, running.returncode, out, err)
 
 
 @pytest.fixture
@@ -152,7 +171,7 @@ def test_an_error_that_is_nobodys_shows_its_type_only(place):
     )
     failed = command("run", "model.py", "data.csv", "--epsilon", 1, cwd=place)
     assert failed.returncode == 1
-    assert failed.stderr.startswith("ValueError: ")
+    assert failed.stderr.startswith("ValueError. ")
     assert "271828" not in failed.stderr
 
 
@@ -190,3 +209,38 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(place, argume
     failed = command("run", "model.py", "data.csv", "--epsilon", 1, *arguments, cwd=place)
     assert failed.returncode == 2
     assert says in failed.stderr
+
+
+def test_ctrl_c_has_its_code_and_shows_nothing(place):
+    (place / "model.py").write_text(
+        "import pathlib, time\n\n\ndef model(data):\n    pathlib.Path('ready').touch()\n    time.sleep(100)\n"
+    )
+    running = start("run", "model.py", "data.csv", "--epsilon", 1, cwd=place)
+    for _ in range(600):
+        if (place / "ready").exists():
+            break
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, "")
+    assert err == "Interrupted: no result was written.\n"
+
+
+def test_a_bambi_model(place):
+    (place / "model.py").write_text(
+        "import bambi as bmb\n\n\ndef model(data):\n"
+        "    normal = bmb.Prior('Normal', mu=0, sigma=1)\n"
+        "    priors = {'Intercept': normal, 'common': normal}\n"
+        "    return bmb.Model('ill ~ treated', data, family='bernoulli', priors=priors, center_predictors=False)\n"
+    )
+    table(5_000).to_feather(place / "data.feather")
+    done = command(
+        "run", "model.py", "data.feather", "--epsilon", 2, "--delta", 1e-6, "--neighbours", "add-or-remove",
+        "--chains", 2, "--report", "page.html", cwd=place,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    attrs = root_attrs(read_netcdf(place / "result.nc"))
+    assert attrs["privacy_relation"] == "add-or-remove"
+    assert "privacy_units" not in attrs
+    for said in (done.stdout, done.stderr, (place / "page.html").read_text(encoding="utf-8")):
+        assert not re.search(r"\b5,?000\b", said)
