@@ -106,3 +106,8 @@ __all__ = [
     "statistics",
     "tradeoff",
 ]
+
+
+def __dir__() -> list[str]:
+    """Public names only: modules that were imported on the way stand beside them."""
+    return sorted(__all__)

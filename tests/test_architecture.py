@@ -160,7 +160,7 @@ def part_of(file):
 def test_imports_run_one_way():
     for file in PACKAGE.rglob("*.py"):
         part = part_of(file)
-        if part in ("__init__", "demo"):
+        if part in ("__init__", "command_line", "demo"):
             continue
         assert part in MAY_IMPORT, f"{file.name} has no place in the architecture"
         for module in imports_of(file):
@@ -184,7 +184,7 @@ def test_no_two_files_need_each_other():
 def test_what_is_imported_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = list(project["dependencies"])
-    for extra in ("plots", "shards", "federated", "examples"):
+    for extra in ("plots", "shards", "federated", "command-line", "examples"):
         declared += project["optional-dependencies"][extra]
     known = {re.match(r"\w+", one)[0] for one in declared} | sys.stdlib_module_names | {"pymc_dp"}
     assert {m.split(".")[0] for file in MODULES.values() for m in imports_of(file)} <= known
@@ -204,6 +204,12 @@ def test_make_benchmarks_runs_every_benchmark():
     called = set(re.findall(r"benchmarks/(\w+)\.py", (ROOT / "Makefile").read_text()))
     scripts = {f.stem for f in (ROOT / "benchmarks").glob("*.py") if not f.stem.startswith("_")}
     assert called == scripts
+
+
+def test_every_benchmark_has_its_question():
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    scripts = {file.name for file in (ROOT / "benchmarks").glob("[!_]*.py")}
+    assert set(re.findall(r"`(\w+\.py)`", page)) - {"_report.py"} == scripts
 
 
 def test_privacy_knows_nothing_of_pymc():
@@ -242,6 +248,10 @@ def test_public_names(module):
     for name in module.__all__:
         if name != "__version__":
             assert getattr(module, name).__doc__, name
+
+
+def test_public_names_are_all_that_is_shown():
+    assert dir(pymc_dp) == sorted(pymc_dp.__all__)
 
 
 def test_no_public_name_hides_a_module():

@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PACKAGE = Path(find_spec("pymc_dp").origin).parent
 # What nearly everything imports, and what hands names on or shows how it is used.
-LEFT_OUT = {"__init__", "_version", "exceptions", "compat", "checks", "progress", "linalg", "unconstrained", "demo", "statistics"}  # fmt: skip
+LEFT_OUT = {"__init__", "_version", "exceptions", "compat", "checks", "progress", "linalg", "unconstrained", "command_line", "demo", "statistics"}  # fmt: skip
 
 
 def arrows() -> dict[str, list[str]]:
