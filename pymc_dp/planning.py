@@ -130,8 +130,7 @@ def plan(step: PrivateStep) -> Plan:
     """
     if not isinstance(step, PrivateStep):
         raise PrivacyConfigurationError(
-            "`plan` takes a private step that has been built, such as "
-            "`DPSurrogate(epsilon=1.0, draws=1000)`. "
-            f"Found {type(step).__name__}."
+            f"`plan` takes a private step that has been built. Found {type(step).__name__}. Build the step of your "
+            "model: `plan(DPSurrogate(epsilon=1.0, draws=1000, chains=4, model=model))`."
         )
     return Plan(step.guarantee, step.ledger, step.roles.left_out)

@@ -60,8 +60,10 @@ _OWN = (
 
 @refuses_from_outside
 def sample(
-    draws: Any = _DRAWS,
+    first: Any = None,
+    /,
     *,
+    draws: int | None = None,
     tune: int = 0,
     chains: int = 4,
     epsilon: float,
@@ -81,9 +83,11 @@ def sample(
 
     Parameters
     ----------
+    first : int or model, optional
+        The number of draws, as in ``pm.sample(1000)``, or the model: ``sample(model, draws=500, epsilon=1)``. Each can be
+        given by name as well, but not twice.
     draws, tune, chains : int
-        As in ``pm.sample``, but `tune` is 0 by default: every iteration costs budget. In place of `draws` the
-        model can come first: ``sample(model, epsilon=1)``.
+        As in ``pm.sample``, but `tune` is 0 by default: every iteration costs budget. 1000 draws by default.
     epsilon, delta : float
         Budget of the whole run, all chains together. `delta` defaults to the
         ledger's, or to 0.1 / units without one, if their number is public.
@@ -128,10 +132,7 @@ def sample(
     >>> idata.attrs["privacy_epsilon"]                                 # doctest: +SKIP
     2.0
     """
-    if isinstance(draws, pm.Model | CompiledModel) or is_formula(draws):
-        if model is not None:
-            raise PrivacyConfigurationError("The model is given twice: first, and as `model`.")
-        draws, model = _DRAWS, draws
+    draws, model = _draws_and_model(first, draws, model)
     chosen: Any = step
     if isinstance(step, partial) and not step.args:
         chosen, keywords = step.func, {**step.keywords, **keywords}
@@ -173,6 +174,23 @@ def sample(
         _diagnose(safe, built)
         _log.info(built.guarantee.sentence)
     return safe
+
+
+def _draws_and_model(first: Any, draws: Any, model: Any) -> tuple[Any, Any]:
+    """What was asked for, whichever of the two came first."""
+    if isinstance(first, pm.Model | CompiledModel) or is_formula(first):
+        if model is not None:
+            raise PrivacyConfigurationError(
+                "The model is given twice: first, and as `model`. Leave one of them out."
+            )
+        model = first
+    elif first is not None:
+        if draws is not None:
+            raise PrivacyConfigurationError(
+                "The number of draws is given twice: first, and as `draws`. Leave one of them out."
+            )
+        draws = first
+    return (_DRAWS if draws is None else draws), model
 
 
 def _rehearse(step: PrivateStep, for_host: dict[str, Any]) -> None:

@@ -75,6 +75,13 @@ def test_the_real_data_do_not_enter(caplog):
     assert not caplog.records
 
 
+def test_a_compiled_model_gives_the_same():
+    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    asked = {"epsilon": 1.0, "data": {"X": design(1)}, "runs": 1}
+    said = str(dp.expected_privacy_shift(model, **asked))
+    assert str(dp.expected_privacy_shift(dp.compile(model), **asked)) == said
+
+
 @pytest.mark.parametrize("asked", [{}, {"epsilon": 1.0, "shift": 0.3}, {"shift": -1.0}])
 def test_what_cannot_be_asked(asked):
     model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")

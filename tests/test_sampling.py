@@ -100,6 +100,24 @@ def test_numbers_and_pymcs_own_words_are_initial_values(initvals, quiet):
     assert idata.posterior["mu"].shape == (2, 5)
 
 
+def test_the_model_or_the_number_of_draws_comes_first(compiled, quiet):
+    model = compiled(n=120)
+    run = {"chains": 1, "epsilon": 1.0, "step": dp.DPPenalty, **quiet}
+    sizes = [
+        dp.sample(model, draws=7, **run).posterior.sizes["draw"],
+        dp.sample(7, model=model, **run).posterior.sizes["draw"],
+        dp.sample(draws=7, model=model, **run).posterior.sizes["draw"],
+    ]
+    assert sizes == [7, 7, 7]
+    for first, more, words in (
+        (model, {"model": model}, "The model is given twice"),
+        (7, {"draws": 7, "model": model}, "The number of draws is given twice"),
+        ("7", {"model": model}, "`draws` must be"),
+    ):
+        with pytest.raises(dp.PrivacyConfigurationError, match=words):
+            dp.sample(first, **more, **run)
+
+
 def test_one_voice_on_convergence(logistic, quiet, caplog):
     """Ours, which names the parameter; PyMC's remarks are about draws that are spread afterwards."""
     with logistic(n=4000), caplog.at_level("INFO"):

@@ -112,7 +112,7 @@ def expected_privacy_shift(
 
     Parameters
     ----------
-    model : Model or CompiledModel
+    model : Model, CompiledModel or bambi.Model
         As for ``pymc_dp.sample``. Of its data only types and numbers of columns are used.
     epsilon, shift : float
         One of them: the budget, or the privacy shift that is wanted, in posterior standard deviations per parameter.
