@@ -109,6 +109,13 @@ MENDED = [
     ),
     Mutant(
         "evidence/expected.py",
+        "            if judge(anchor, list(parameters.labels), parameters.largest).usable:\n",
+        "            if True:\n",
+        "A run that is not usable is not forecast to be the best of all",
+        f"{EXPECTED} -k 'not_usable_does_not_count'",
+    ),
+    Mutant(
+        "evidence/expected.py",
         "Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)",
         "Budget(delta=delta).delta_for(made_up.n_units)",
         "Under add-or-remove no δ is made of the number of units",
