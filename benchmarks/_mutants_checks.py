@@ -109,6 +109,13 @@ MENDED = [
     ),
     Mutant(
         "evidence/expected.py",
+        "            if judge(anchor, list(parameters.labels), parameters.largest).usable:\n",
+        "            if True:\n",
+        "A run that is not usable is not forecast to be the best of all",
+        f"{EXPECTED} -k 'not_usable_does_not_count'",
+    ),
+    Mutant(
+        "evidence/expected.py",
         "Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)",
         "Budget(delta=delta).delta_for(made_up.n_units)",
         "Under add-or-remove no δ is made of the number of units",
@@ -242,8 +249,8 @@ MENDED = [
     ),
     Mutant(
         "sampling.py",
-        "        with nullcontext() if in_processes else deferred(end):\n",
-        "        with nullcontext():\n",
+        "        with no_advice_on_chains(free), nullcontext() if in_processes else deferred(end):\n",
+        "        with no_advice_on_chains(free), nullcontext():\n",
         "Ctrl-C ends a chain with its iteration, and no other begins",
         f"{INTERRUPTS} -k 'test_a_chain_ends_with_its_iteration'",
     ),
@@ -978,13 +985,13 @@ OF_RUNS = [
     ),
     Mutant(
         "sampling.py",
-        '    _check_initial_values(for_host.get("initvals"))\n',
+        '    check_initial_values(for_host.get("initvals"))\n',
         "",
         "Initial values are plain numbers, not expressions of the data",
         f"{SAMPLING} -k 'test_initial_values_are_plain'",
     ),
     Mutant(
-        "sampling.py",
+        "steps/guards.py",
         "    for point in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:\n",
         "    for point in given[:1] if isinstance(given, Sequence) else [given]:\n",
         "The initial values of every chain are looked at",
@@ -1006,7 +1013,7 @@ OF_RUNS = [
     ),
     Mutant(
         "sampling.py",
-        "                if not isinstance(step, DPSurrogate):\n                    raise\n",
+        "                if not free:\n                    raise\n",
         "                raise\n",
         "Draws that are paid for are handed out whatever fails beside them",
         f"{SAMPLING} -k 'test_draws_that_are_there'",

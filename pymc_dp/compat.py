@@ -3,6 +3,7 @@
 The only module that asks which line is installed; everything else calls it.
 """
 
+import logging
 import sys
 import warnings
 from collections.abc import Mapping
@@ -257,6 +258,12 @@ def summary(result: Any, **keywords: Any) -> Any:
     """ArviZ's table of posterior means, intervals and diagnostics, with numbers in it.
 
     ArviZ 0.x rounds to decimals, ArviZ 1.x formats to text; small standard deviations are what a
-    private posterior is about, so neither is wanted.
+    private posterior is about, so neither is wanted; nor is what it logs of a single chain.
     """
-    return az.summary(result, round_to="none", **keywords)
+    log = logging.getLogger("arviz" if HAS_INFERENCE_DATA else "arviz_stats")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        return az.summary(result, round_to="none", **keywords)
+    finally:
+        log.setLevel(level)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 Family = Literal["normal", "hierarchical", "polynomial"]
 
+NOT_USABLE = "NOT USABLE"
+"""How the last line of a run begins, of which the draws are of no use."""
 SPENT_ON = {
     "sizes": "sizes and counts,\nto choose clipping bounds",
     "gradients": "gradients:\nwhere the posterior is",
@@ -155,9 +157,9 @@ class Diagnostics:
 
     @property
     def summary(self) -> str:
-        """How a run ends, in one line."""
+        """How a run ends, in one line: whether the draws are of use, and if not, why and what would help."""
         if not self.usable:
-            return "NOT USABLE"
+            return " ".join([f"{NOT_USABLE}:", *(note.text for note in self.notes)])
         if self.privacy_shift is None:
             return "usable"
         return f"usable, privacy shift {self.privacy_shift:.2f} posterior sds"

@@ -55,6 +55,7 @@ class Plan:
         for event in g.events:
             rows.append(("Releases", f"{event.count * iterations:,} {describe(event)}"))
         rows.append(("Cost of the run", f"ε = {g.epsilon:.6g} at δ = {g.delta:.3g}"))
+        rows.append(("In words", g.in_words))
         if g.neighbours != SUBSTITUTE_ONE.name:
             of_both = f"ε = {at_most(g.epsilon_substitute_one)} at δ = {g.delta:.3g}"
             rows.append((f"Under {SUBSTITUTE_ONE.name}", of_both))
@@ -88,6 +89,17 @@ class Plan:
                 )
             )
         return rows
+
+    @property
+    def short(self) -> str:
+        """The lines that whoever starts a run is to read."""
+        rows = dict(self.rows)
+        lines = [
+            f"Protects: {rows['Protects']}.",
+            f"Private: {rows['Private data']}. Treated as public: {rows['Treated as public']}.",
+            f"Costs {rows['Cost of the run']}. {rows['In words']}",
+        ]
+        return "\n".join([*lines, *([f"Ledger: {rows['Ledger']}."] if "Ledger" in rows else [])])
 
     @property
     def _of_people(self) -> str:
@@ -130,8 +142,7 @@ def plan(step: PrivateStep) -> Plan:
     """
     if not isinstance(step, PrivateStep):
         raise PrivacyConfigurationError(
-            "`plan` takes a private step that has been built, such as "
-            "`DPSurrogate(epsilon=1.0, draws=1000)`. "
-            f"Found {type(step).__name__}."
+            f"`plan` takes a private step that has been built. Found {type(step).__name__}. Build the step of your "
+            "model: `plan(DPSurrogate(epsilon=1.0, draws=1000, chains=4, model=model))`."
         )
     return Plan(step.guarantee, step.ledger, step.roles.left_out)

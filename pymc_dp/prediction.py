@@ -16,6 +16,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.formulas import comes_of_formula
 from pymc_dp.likelihood.nodes import RecordData
 from pymc_dp.likelihood.origins import lengths_of_leaves
 from pymc_dp.likelihood.outcomes import Outcomes
@@ -43,7 +44,7 @@ def predict(
     ----------
     idata : InferenceData or DataTree
         From ``pymc_dp.sample`` or :func:`~pymc_dp.release`, or loaded from a file of one.
-    model : Model or CompiledModel
+    model : Model, CompiledModel or bambi.Model
         The one that was sampled. Of its records nothing is used but their shape.
     new_data : mapping, DataFrame or int
         For each ``pm.Data`` with a row per record that predictions depend on, an array of any number of
@@ -108,6 +109,12 @@ def predict(
 
 def _rows(model: pm.Model, leaf: RecordData, new_data: Any) -> NDArray[Any]:
     """The new rows for one data node, in its type and shape."""
+    if comes_of_formula(model):
+        raise UnsupportedModelError(
+            f"Predictions depend on {leaf.name}, which bambi makes of columns of the table. Bambi predicts for new rows "
+            'itself, from released draws: `model.predict(idata, data=new_table, kind="response")`, where `model` is the '
+            "bambi model and `new_table` is public."
+        )
     if leaf.name not in model.named_vars:
         raise UnsupportedModelError(
             f"Predictions depend on {leaf.name}, for which new rows cannot be given by name. Make it a "

@@ -63,10 +63,10 @@ def doing(what: str) -> Iterator[None]:
             _line.progress = None
 
 
-def tell(what: str) -> None:
-    """Say how far it is: on the line if there is one, in the log if not."""
+def tell(what: str, level: int = logging.INFO) -> None:
+    """Say how far it is: on the line if there is one, in the log at `level` if not."""
     if _line.progress is None:
-        _log.info("%s", what)
+        _log.log(level, "%s", what)
     else:
         _line.show(what)
 
@@ -79,6 +79,22 @@ def hidden(whether: bool = True) -> Iterator[None]:
         yield
     finally:
         _line.hidden = before
+
+
+@contextmanager
+def no_advice_on_chains(whether: bool = True) -> Iterator[None]:
+    """Keep PyMC from asking for longer chains within the block: draws that are independent need none."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "samples per chain" not in record.getMessage()
+
+    log = logging.getLogger("pymc.sampling.mcmc")
+    if whether:
+        log.addFilter(keep)
+    try:
+        yield
+    finally:
+        log.removeFilter(keep)
 
 
 @contextmanager

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from numbers import Number
 from typing import Any
 
 import numpy as np
 import pymc as pm
 
 from pymc_dp.compat import from_groups, groups_of, make_progress_bar, summary
+from pymc_dp.diagnostics import NOT_USABLE
 from pymc_dp.exceptions import NoSurrogateError, PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.interrupts import deferred
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
@@ -23,9 +23,10 @@ from pymc_dp.planning import plan
 from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.progress import doing, hidden, quiet_pymc
+from pymc_dp.progress import doing, hidden, no_advice_on_chains, quiet_pymc
 from pymc_dp.results import release, still_chains
 from pymc_dp.steps.exponential import DPExponentialFamily
+from pymc_dp.steps.guards import check_initial_values
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.penalty import DPPenalty
@@ -50,8 +51,13 @@ _REFUSED = {
 }
 # Below so many draws diagnostics say nothing; below so many effective ones, draws say little.
 _ENOUGH_TO_JUDGE, _FEW_EFFECTIVE = 100, 100
+_FREE = "ask the next run for more, `draws` cost nothing with this step."
+_NOT_EXPLORED = (
+    "the chains have not explored the posterior, and intervals are not to be trusted. More budget, fewer parameters or "
+    "another `step` may help."
+)
 
-_DRAWS = 1000
+_DRAWS, _FEW_DRAWS = 1000, 400
 _OF_MODEL = ("public", "chunk_size", "compile_kwargs")
 _OWN = (
     "draws", "tune", "chains", "epsilon", "delta", "neighbours", "step", "ledger", "unit", "model",
@@ -60,8 +66,10 @@ _OWN = (
 
 @refuses_from_outside
 def sample(
-    draws: Any = _DRAWS,
+    first: Any = None,
+    /,
     *,
+    draws: int | None = None,
     tune: int = 0,
     chains: int = 4,
     epsilon: float,
@@ -76,14 +84,16 @@ def sample(
     """Posterior draws whose release is (ε, δ)-differentially private.
 
     Builds the step (checking the model), charges the whole run to the ledger, calls
-    ``pm.sample``, and passes the result through :func:`pymc_dp.release`. What it says of convergence is
-    about the chains themselves, and takes the place of PyMC's own remarks.
+    ``pm.sample``, and passes the result through :func:`pymc_dp.release`. What it says of convergence takes the place of
+    PyMC's own remarks; the last line says whether the draws are usable, and if not, why and what would help.
 
     Parameters
     ----------
+    first : int or model, optional
+        The number of draws, as in ``pm.sample(1000)``, or the model: ``sample(model, draws=500, epsilon=1)``. Each can be
+        given by name as well, but not twice.
     draws, tune, chains : int
-        As in ``pm.sample``, but `tune` is 0 by default: every iteration costs budget. In place of `draws` the
-        model can come first: ``sample(model, epsilon=1)``.
+        As in ``pm.sample``, but `tune` is 0 by default: every iteration costs budget. 1000 draws by default.
     epsilon, delta : float
         Budget of the whole run, all chains together. `delta` defaults to the
         ledger's, or to 0.1 / units without one, if their number is public.
@@ -128,10 +138,7 @@ def sample(
     >>> idata.attrs["privacy_epsilon"]                                 # doctest: +SKIP
     2.0
     """
-    if isinstance(draws, pm.Model | CompiledModel) or is_formula(draws):
-        if model is not None:
-            raise PrivacyConfigurationError("The model is given twice: first, and as `model`.")
-        draws, model = _DRAWS, draws
+    draws, model = _draws_and_model(first, draws, model)
     chosen: Any = step
     if isinstance(step, partial) and not step.args:
         chosen, keywords = step.func, {**step.keywords, **keywords}
@@ -142,7 +149,7 @@ def sample(
             "`release(pm.sample(..., step=step))`."
         )
     for_step, for_host = _split_keywords(chosen or DPSurrogate, keywords)
-    _check_initial_values(for_host.get("initvals"))
+    check_initial_values(for_host.get("initvals"))
     for_host.setdefault("compute_convergence_checks", False)
     _log.info("Checking and compiling the model. Nothing is spent on that.")
     of_model = {name: for_step.pop(name) for name in _OF_MODEL if name in for_step}
@@ -154,7 +161,7 @@ def sample(
         }  # fmt: skip
         built = _default_step(common) if chosen is None else chosen(**common)
     _ask_for_unit(built)
-    _log.info(str(plan(built)))
+    _log.info(plan(built).short)
     for caution in built.guarantee.cautions:
         _log.warning("%s", caution)
     for_host["var_names"] = _without_left_out(built, for_host.get("var_names"))
@@ -164,15 +171,37 @@ def sample(
         )
     if isinstance(built, DPSurrogate):
         for_host["cores"] = 1  # draws that are there need no processes
+        if built.guarantee.chains * built.guarantee.draws < _FEW_DRAWS:
+            _log.info(
+                "These are few draws. With %s more of them cost nothing: `draws=1000`.",
+                type(built).__name__,
+            )
     _rehearse(built, for_host)
     with hidden(quietly):
         built.prepare()
     found = _sampled(built, for_host)
     with deferred(lambda: None):
         safe = release(found)
-        _diagnose(safe, built)
         _log.info(built.guarantee.sentence)
+        _diagnose(safe, built)
     return safe
+
+
+def _draws_and_model(first: Any, draws: Any, model: Any) -> tuple[Any, Any]:
+    """What was asked for, whichever of the two came first."""
+    if isinstance(first, pm.Model | CompiledModel) or is_formula(first):
+        if model is not None:
+            raise PrivacyConfigurationError(
+                "The model is given twice: first, and as `model`. Leave one of them out."
+            )
+        model = first
+    elif first is not None:
+        if draws is not None:
+            raise PrivacyConfigurationError(
+                "The number of draws is given twice: first, and as `draws`. Leave one of them out."
+            )
+        draws = first
+    return (_DRAWS if draws is None else draws), model
 
 
 def _rehearse(step: PrivateStep, for_host: dict[str, Any]) -> None:
@@ -199,6 +228,7 @@ def _rehearse(step: PrivateStep, for_host: dict[str, Any]) -> None:
 def _sampled(step: PrivateStep, for_host: Mapping[str, Any]) -> Any:
     """What the host returns; what an interrupt has left, if anything."""
     plan = step.guarantee
+    free = isinstance(step, DPSurrogate)
     go = partial(
         pm.sample, plan.draws, tune=plan.tune, chains=plan.chains, step=step, model=step.model, **for_host
     )  # fmt: skip
@@ -208,17 +238,17 @@ def _sampled(step: PrivateStep, for_host: Mapping[str, Any]) -> Any:
         _log.warning(
             "Interrupted: %s. Once more, and it ends at once.",
             "handing out the draws, which are all paid for"
-            if isinstance(step, DPSurrogate)
+            if free
             else "the run ends with this iteration",
         )
 
     in_processes = for_host.get("cores") != 1 and plan.chains > 1
     try:
-        with nullcontext() if in_processes else deferred(end):
+        with no_advice_on_chains(free), nullcontext() if in_processes else deferred(end):
             try:
                 found = go()
             except Exception as failure:
-                if not isinstance(step, DPSurrogate):
+                if not free:
                     raise
                 _log.warning(
                     "%s while draws were handed out, which are paid for: once more, and plainly.",
@@ -290,10 +320,11 @@ def _without_left_out(step: PrivateStep, asked: Sequence[str] | None) -> list[st
 
 
 def _diagnose(safe: Any, step: PrivateStep) -> None:
-    """Say how the chains did: functions of released draws, statistics and settings."""
-    groups = groups_of(safe)
+    """Say whether the draws are usable: a function of released draws, statistics and settings."""
+    groups, free = groups_of(safe), isinstance(step, DPSurrogate)
     statistics = groups["sample_stats"]
-    parts = [f"acceptance {float(statistics['accept_rate'].mean()):.2f}", *step.summary()]
+    found = [] if free else [f"acceptance {float(statistics['accept_rate'].mean()):.2f}"]
+    said, more = (step.summary() or ["usable"])[0], ""
     if statistics.sizes["draw"] >= _ENOUGH_TO_JUDGE:
         table = summary(from_groups({"posterior": groups["posterior"]}, {}, like=safe)).astype(
             float
@@ -301,43 +332,18 @@ def _diagnose(safe: Any, step: PrivateStep) -> None:
         effective = table["ess_bulk"].copy()
         if len(still_chains(groups)) == statistics.sizes["chain"]:
             effective[:] = 0.0  # ArviZ counts every draw of a constant
-        parts.append(f"effective draws at least {effective.min():.0f}")
+        found.append(f"effective draws at least {effective.min():.0f}")
         if statistics.sizes["chain"] > 1:
-            parts.append(f"R-hat at most {table['r_hat'].max():.2f}")
+            found.append(f"R-hat at most {table['r_hat'].max():.2f}")
         if effective.min() < _FEW_EFFECTIVE:
-            _log.warning(
-                "Only %.0f effective draws of %s: the chains have not explored the posterior, and "
-                "intervals are not to be trusted. More budget, fewer parameters or another `step` may "
-                "help.",
-                effective.min(),
-                effective.idxmin(),
-            )
-    _log.info("%s: %s.", type(step).__name__, ", ".join(parts))
-
-
-def _check_initial_values(given: Any) -> None:
-    """Refuse initial values that the data may be in: whatever is not plain, finite numbers.
-
-    Texts are PyMC's names of strategies that depend on the prior alone.
-    """
-    for point in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
-        if point is None:
-            continue
-        if not isinstance(point, Mapping):
-            raise PrivacyConfigurationError(
-                "`initvals` is a mapping of names to numbers, or one for each chain. Found "
-                f"{type(point).__name__}."
-            )
-        for name, value in point.items():
-            if isinstance(value, str):
-                continue
-            numbers = isinstance(value, Number | np.ndarray | list | tuple)
-            array = np.asarray(value) if numbers else np.empty(0, dtype=object)
-            if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-                raise PrivacyConfigurationError(
-                    f"`initvals` of {name!r} must be plain, finite numbers. An expression may hold "
-                    "private data, and the first draw would show them."
-                )
+            more = f" Only {effective.min():.0f} effective draws of {effective.idxmin()}: "
+            more += _FREE if free else _NOT_EXPLORED
+            said = said if free else NOT_USABLE
+    elif not free:
+        said = f"not known to be usable, as {statistics.sizes['draw']} draws are too few to tell"
+    level = logging.WARNING if more or said.startswith(NOT_USABLE) else logging.INFO
+    shown = "" if free and said.startswith(NOT_USABLE) else ", ".join(["", *found]) + "."
+    _log.log(level, "%s: %s%s%s", type(step).__name__, said, shown, more)
 
 
 def _split_keywords(

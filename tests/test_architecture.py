@@ -88,6 +88,7 @@ MAY_IMPORT = {
     "report": {"diagnostics", "exceptions", "compat", "privacy", "gibbs", "results"},
     "planning": {"exceptions", "privacy", "steps", "report"},
     "sampling": {
+        "diagnostics",
         "exceptions",
         "compat",
         "progress",

@@ -98,6 +98,26 @@ def test_the_model_may_come_first_but_not_twice(table):
         dp.sample(model, epsilon=1.0, model=model)
 
 
+def test_what_bambi_does_itself_is_said_to_be_its_own(table):
+    """Neither advice to write `pm.Data` where the user writes formulas, nor an error of Python's."""
+    model = bmb.Model("visits ~ decades", table, family="poisson", priors=priors(), center_predictors=False)  # fmt: skip
+    idata = dp.sample(
+        model, draws=20, chains=1, epsilon=50.0, progressbar=False, compile_kwargs=FAST
+    )
+    assert groups_of(idata)["posterior"].sizes["draw"] == 20
+    for given in (model, dp.compile(model)):
+        with pytest.raises(
+            UnsupportedModelError, match=r"`model.predict\(idata, data=new_table, kind"
+        ):
+            dp.predict(idata, given, table.head(3))
+        with pytest.raises(UnsupportedModelError, match="takes the model as it is"):
+            dp.tradeoff(given)
+        with pytest.raises(PrivacyConfigurationError, match=r"`plan\(DPSurrogate\(.*model=model"):
+            dp.plan(given)
+    with pytest.raises(PrivacyConfigurationError, match="Give made-up ones"):
+        dp.expected_privacy_shift(model, epsilon=1.0)
+
+
 DEFAULTS = {}
 CENTRED = {"priors": "given"}
 SCALED = {"center_predictors": False}

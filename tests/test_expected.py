@@ -1,12 +1,15 @@
 """The privacy shift that is expected on made-up data is the one that comes out on others."""
 
 import logging
+import math
+import re
 
 import numpy as np
 import pymc as pm
 import pytest
 
 import pymc_dp as dp
+from pymc_dp.evidence.expected import find_epsilon
 
 N = 20_000
 
@@ -73,6 +76,48 @@ def test_the_real_data_do_not_enter(caplog):
             )
     assert said[0] == said[1]
     assert not caplog.records
+
+
+def test_a_compiled_model_gives_the_same():
+    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    asked = {"epsilon": 1.0, "data": {"X": design(1)}, "runs": 1}
+    said = str(dp.expected_privacy_shift(model, **asked))
+    assert str(dp.expected_privacy_shift(dp.compile(model), **asked)) == said
+
+
+def test_what_was_seen_is_said_where_no_epsilon_is_found():
+    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    with pytest.raises(dp.PrivacyConfigurationError) as refusal:
+        dp.expected_privacy_shift(model, shift=1e-5, data={"X": design(1)}, runs=1)
+    said = str(refusal.value)
+    assert re.match(r"Not found in \d+ trials", said)
+    assert "by ε" in said
+    assert "It takes more records" in said
+
+
+def test_a_run_that_is_not_usable_does_not_count_as_a_good_one():
+    """A lost search has moved nothing, by its own account."""
+    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    found = dp.expected_privacy_shift(model, epsilon=0.01, data={"X": design(1)}, runs=3)
+    assert found.usable == 0
+    assert found.privacy_shift == np.inf
+    assert "0% of the runs" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("shift_at", "epsilon"),
+    [
+        (lambda e: 1 / e, 2.0),
+        (lambda e: 0.02 / e**2, 0.2),
+        (lambda e: 90 / e, 180.0),
+        (lambda e: math.inf if e < 0.3 else 0.1 / e, 0.3),  # over what is wanted in a jump
+        (lambda e: 1 / e * (1.3 if int(7 * e) % 2 else 0.8), 2.0),  # not monotone
+    ],
+)
+def test_the_epsilon_that_exists_is_found(shift_at, epsilon):
+    found = find_epsilon(shift_at, 0.5)
+    assert epsilon / 1.4 < found < 1.4 * epsilon
+    assert shift_at(found) < 0.5 * 1.05
 
 
 @pytest.mark.parametrize("asked", [{}, {"epsilon": 1.0, "shift": 0.3}, {"shift": -1.0}])

@@ -359,6 +359,17 @@ def test_the_real_data_make_no_difference(wrapped, small):
     assert not np.array_equal(numbers(one), numbers(small(real(1), random_seed=4)))
 
 
+@pytest.mark.sweep
+def test_a_compiled_model_is_taken_with_what_it_was_compiled_with(small):
+    compiled = dp.compile(real(1), unit="patient", **FAST)
+    settings = {k: v for k, v in SMALL.items() if k not in FAST} | {"random_seed": 3}
+    np.testing.assert_array_equal(
+        numbers(dp.tradeoff(compiled, **settings)), numbers(small(real(1), unit="patient"))
+    )
+    with pytest.raises(dp.PrivacyConfigurationError, match="compiled already, so `unit` cannot"):
+        dp.tradeoff(compiled, **settings, unit="patient")
+
+
 def test_no_real_value_is_in_the_model_that_is_sampled():
     for wrapped in (True, False):
         model = model_of(np.full((N, 2), 777.0), np.ones(N, int), wrapped=wrapped)

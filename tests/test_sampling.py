@@ -100,6 +100,24 @@ def test_numbers_and_pymcs_own_words_are_initial_values(initvals, quiet):
     assert idata.posterior["mu"].shape == (2, 5)
 
 
+def test_the_model_or_the_number_of_draws_comes_first(compiled, quiet):
+    model = compiled(n=120)
+    run = {"chains": 1, "epsilon": 1.0, "step": dp.DPPenalty, **quiet}
+    sizes = [
+        dp.sample(model, draws=7, **run).posterior.sizes["draw"],
+        dp.sample(7, model=model, **run).posterior.sizes["draw"],
+        dp.sample(draws=7, model=model, **run).posterior.sizes["draw"],
+    ]
+    assert sizes == [7, 7, 7]
+    for first, more, words in (
+        (model, {"model": model}, "The model is given twice"),
+        (7, {"draws": 7, "model": model}, "The number of draws is given twice"),
+        ("7", {"model": model}, "`draws` must be"),
+    ):
+        with pytest.raises(dp.PrivacyConfigurationError, match=words):
+            dp.sample(first, **more, **run)
+
+
 def test_one_voice_on_convergence(logistic, quiet, caplog):
     """Ours, which names the parameter; PyMC's remarks are about draws that are spread afterwards."""
     with logistic(n=4000), caplog.at_level("INFO"):
@@ -109,7 +127,77 @@ def test_one_voice_on_convergence(logistic, quiet, caplog):
         )  # fmt: skip
     theirs = [r.getMessage() for r in caplog.records if not r.name.startswith("pymc.dp")]
     assert not [text for text in theirs if "rhat" in text or "effective sample" in text]
-    assert [r for r in caplog.records if "effective draws of beta[" in r.getMessage()]
+    last = caplog.records[-1].getMessage()
+    assert last.startswith("DPPenalty: NOT USABLE, acceptance")
+    assert "effective draws of beta[" in last
+    assert "More budget, fewer parameters or another `step`" in last
+
+
+def normal_mean(n):
+    with pm.Model() as model:
+        y = np.random.default_rng(0).normal(0.3, 1, n)
+        pm.Normal("y", pm.Normal("mu", 0, 1), 1, observed=pm.Data("Y", y))
+    return model
+
+
+def said_in(caplog):
+    """Lines, ours and PyMC's, as on a screen; and ours before PyMC's first."""
+    lines, before, theirs = [], 0, False
+    for record in caplog.records:
+        theirs |= not record.name.startswith("pymc.dp")
+        found = record.getMessage().splitlines()
+        lines += found
+        before += 0 if theirs else len(found)
+    return lines, before
+
+
+@pytest.mark.parametrize(
+    ("n", "epsilon", "ending"),
+    [(4_000, 4.0, "DPSurrogate: usable, privacy shift"), (5, 0.5, "DPSurrogate: NOT USABLE: ")],
+)
+def test_a_run_says_little_before_and_the_verdict_last(n, epsilon, ending, caplog):
+    with caplog.at_level("INFO"):
+        idata = dp.sample(
+            500, model=normal_mean(n), chains=2, epsilon=epsilon, delta=1e-4, random_seed=1, progressbar=False,
+            noise_source=dp.InsecureSeededNoise(1), family="normal", **FAST,
+        )  # fmt: skip
+    lines, before = said_in(caplog)
+    assert before <= 10
+    assert not [line for line in lines if "towards the mode" in line]
+    assert lines[-1].startswith(ending)
+    assert "acceptance" not in lines[-1]
+    assert ("NOT USABLE" in lines[-1]) == (idata.attrs["privacy_usable"] == 0)
+    if n == 5:
+        assert "It takes more records, a larger `epsilon`" in lines[-1]
+
+
+def test_what_epsilon_and_delta_promise_is_said_in_words(caplog, quiet):
+    with caplog.at_level("INFO"):
+        dp.sample(5, model=normal_mean(1000), chains=1, epsilon=1.0, delta=1e-5, **quiet, **FAST)
+    words = (
+        "Costs ε = 1 at δ = 1e-05. Whatever comes out is at most 2.719 times as likely, plus 1e-05, as it would be if one "
+        "record were replaced; who knows everything else notices that in at most 9 % of cases, with 5 % false alarms."
+    )
+    assert words in caplog.text
+
+
+def test_draws_that_cost_nothing_are_advised_as_such(caplog):
+    """Before anything is spent, and not in PyMC's words, which are about chains."""
+    with caplog.at_level("INFO"):
+        dp.sample(
+            50, model=normal_mean(1000), chains=1, epsilon=1.0, cores=1, progressbar=False, **FAST
+        )
+    lines, _ = said_in(caplog)
+    free = next(k for k, line in enumerate(lines) if "more of them cost nothing" in line)
+    asked = next(k for k, line in enumerate(lines) if "asking the records" in line)
+    assert free < asked
+    assert not [line for line in lines if "samples per chain" in line or "minimum_shape" in line]
+
+
+def test_a_chain_that_cannot_be_judged_is_not_called_usable(compiled, caplog, quiet):
+    with caplog.at_level("INFO"):
+        dp.sample(5, model=compiled(n=120), chains=1, epsilon=1.0, step=dp.DPPenalty, **quiet)
+    assert said_in(caplog)[0][-1].startswith("DPPenalty: not known to be usable, as 5 draws")
 
 
 def test_a_refusal_leaves_the_records_behind(quiet):

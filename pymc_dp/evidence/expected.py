@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_dp.anchor.build import build_anchor
+from pymc_dp.anchor.verdict import judge
 from pymc_dp.checks import positive, whole
 from pymc_dp.evidence.made_up_records import made_up_records
 from pymc_dp.exceptions import PrivacyConfigurationError
@@ -30,8 +32,12 @@ from pymc_dp.report.tables import as_html, as_text
 
 _CLOSE = 1.05
 """An ε is found when its shift is within this factor of the one wanted: noises differ by more."""
-_TRIALS = 8
-"""Shifts fall about as 1/ε: three or four trials do."""
+_SAME = 1.01
+"""Two ε nearer than this factor are one."""
+_STRIDE = 4.0
+"""Factor between trials until the ε is between two of them."""
+_TRIALS = 20
+"""At most six to get it between two ε, then one for each halving in log ε down to :data:`_SAME`, and some to spare."""
 _RANGE = 1e-3, 1e3
 """Of ε. Beyond, something else is wrong."""
 
@@ -45,9 +51,12 @@ class ExpectedPrivacyShift:
     epsilon, delta : float
         The budget.
     privacy_shift : float
-        How far noise will move the posterior, in its standard deviations per parameter: the median of the runs.
+        How far noise will move the posterior, in its standard deviations per parameter: the median of the runs. A run
+        whose draws would not be usable counts as infinite.
     least, most : float
         Of the runs.
+    usable : float
+        Share of the runs whose draws would be usable.
     labels : tuple of str
         Names of the parameters.
     of_parameters : ndarray, shape (d,)
@@ -59,14 +68,19 @@ class ExpectedPrivacyShift:
     privacy_shift: float
     least: float
     most: float
+    usable: float
     labels: tuple[str, ...]
     of_parameters: NDArray[np.float64]
 
     @property
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, in order."""
-        rows = [
-            ("Budget", f"ε = {self.epsilon:.3g}, δ = {self.delta:.3g}"),
+        rows = [("Budget", f"ε = {self.epsilon:.3g}, δ = {self.delta:.3g}")]
+        if self.usable < 1:
+            rows.append(
+                ("Usable", f"{self.usable:.0%} of the runs; the shift of the others is inf")
+            )
+        rows += [
             (
                 "Privacy shift",
                 f"{self.privacy_shift:.2g} posterior sds ({self.least:.2g} to {self.most:.2g})",
@@ -112,10 +126,12 @@ def expected_privacy_shift(
 
     Parameters
     ----------
-    model : Model or CompiledModel
+    model : Model, CompiledModel or bambi.Model
         As for ``pymc_dp.sample``. Of its data only types and numbers of columns are used.
     epsilon, shift : float
-        One of them: the budget, or the privacy shift that is wanted, in posterior standard deviations per parameter.
+        One of them: the budget, or the privacy shift that is wanted, in posterior standard deviations per parameter. An ε
+        for a shift is found by bisection, in up to twenty trials with the same noises. If the shift jumps over what is
+        wanted, as where runs begin to be usable, it is the least ε that is enough.
     delta : float, optional
         Default: 0.1 / made-up units. Under add-or-remove it has to be given, as for the run.
     data, truth, public
@@ -137,7 +153,8 @@ def expected_privacy_shift(
     Raises
     ------
     UnsupportedModelError, PrivacyConfigurationError
-        If some data cannot be replaced, or the model cannot be sampled privately; if no ε gives that shift.
+        If some data cannot be replaced, or the model cannot be sampled privately; if no ε that gives that shift is
+        found, with the shifts that were seen.
     """
     if (epsilon is None) == (shift is None):
         raise PrivacyConfigurationError("Give either `epsilon` or `shift`.")
@@ -153,7 +170,9 @@ def expected_privacy_shift(
     delta = Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)
     parameters = compiled.parameters
 
-    def looks(at: float) -> list[Any]:
+    @cache
+    def shifts(at: float) -> list[tuple[float, NDArray[np.float64]]]:
+        """Of every run, over all parameters and of each. A search that is lost claims that noise has moved nothing."""
         z, found = calibrate_noise(epsilon=at, delta=delta, releases=1), []
         for run in range(runs):
             curator = Curator(made_up, InsecureSeededNoise(random_seed + run), relation)
@@ -162,18 +181,23 @@ def expected_privacy_shift(
                 anchor = build_anchor(
                     PaidMeasurements(curator, purse), compiled.log_public, parameters.start
                 )
-            found.append(anchor.posterior)
+            if judge(anchor, list(parameters.labels), parameters.largest).usable:
+                found.append((anchor.privacy_shift, anchor.posterior.privacy_shifts))
+            else:
+                found.append((math.inf, np.full(compiled.d, math.inf)))
         return found
 
     if epsilon is None:
-        epsilon, found = _find(looks, positive("shift", shift))
-    else:
-        found = looks(check_finite_epsilon(epsilon))
-    all_of_them = [r.privacy_shift for r in found]
+        epsilon = find_epsilon(
+            lambda at: float(np.median([shift for shift, _ in shifts(at)])),
+            positive("shift", shift),
+        )
+    found = shifts(check_finite_epsilon(epsilon))
+    all_of_them = [shift for shift, _ in found]
     return ExpectedPrivacyShift(
         epsilon=float(epsilon), delta=delta, privacy_shift=float(np.median(all_of_them)),
-        least=min(all_of_them), most=max(all_of_them), labels=tuple(parameters.labels),
-        of_parameters=np.median([r.privacy_shifts for r in found], axis=0),
+        least=min(all_of_them), most=max(all_of_them), usable=float(np.mean(np.isfinite(all_of_them))),
+        labels=tuple(parameters.labels), of_parameters=np.median([each for _, each in found], axis=0),
     )  # fmt: skip
 
 
@@ -205,18 +229,38 @@ def _number(
     return n
 
 
-def _find(looks: Callable[[float], list[Any]], wanted: float) -> tuple[float, list[Any]]:
-    """The ε at which the median shift is `wanted`, and the looks there."""
-    epsilon = 1.0
-    for _ in range(_TRIALS):
-        found = looks(epsilon)
-        ratio = float(np.median([r.privacy_shift for r in found])) / wanted
-        if 1 / _CLOSE < ratio < _CLOSE:
-            return epsilon, found
-        epsilon *= min(max(ratio, 0.1), 10.0)
-        if not _RANGE[0] < epsilon < _RANGE[1]:
+def find_epsilon(shift_at: Callable[[float], float], wanted: float) -> float:
+    """The ε at which the shift is `wanted`: bisection in log ε, with the same noises at each.
+
+    Where the shift jumps over what is wanted, the least ε that was seen to be enough.
+    """
+    seen: dict[float, float] = {}
+    too_little, enough, epsilon = 0.0, math.inf, 1.0
+    while len(seen) < _TRIALS:
+        seen[epsilon] = found = shift_at(epsilon)
+        if wanted / _CLOSE <= found <= wanted * _CLOSE:
+            return epsilon
+        if found > wanted:
+            too_little = epsilon
+        else:
+            enough = epsilon
+        if enough < too_little * _SAME:
+            return enough
+        if too_little == 0:
+            epsilon /= _STRIDE
+        elif enough == math.inf:
+            epsilon *= _STRIDE
+        else:
+            epsilon = math.sqrt(too_little * enough)
+        if not _RANGE[0] <= epsilon <= _RANGE[1]:
             break
+    table = ", ".join(f"{at:.3g}: {seen[at]:.2g}" for at in sorted(seen))
     raise PrivacyConfigurationError(
-        f"No ε was found at which the privacy shift is {wanted:g}. It takes more records, fewer parameters, or priors "
-        "that say more."
+        f"Not found in {len(seen)} trials: an ε at which the privacy shift is {wanted:g}. Shifts that were seen, by ε "
+        f"(inf: not usable): {table}. "
+        + (
+            "A shift so large does not take an ε worth the name: ask for a smaller one."
+            if too_little == 0
+            else "It takes more records, fewer parameters, or priors that say more."
+        )
     )

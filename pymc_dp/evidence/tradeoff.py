@@ -17,7 +17,8 @@ from pymc_dp.exceptions import (
     PrivacyError,
     UnsupportedModelError,
 )
-from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.formulas import comes_of_formula, pymc_model
 from pymc_dp.privacy.budget import check_finite_epsilon
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE
 from pymc_dp.privacy.noise import InsecureSeededNoise
@@ -27,6 +28,7 @@ from pymc_dp.sampling import sample
 from pymc_dp.steps.host import PrivateStep
 
 _OWN = ("epsilon", "ledger", "noise_source", "noise_multiplier")
+_OF_MODEL = ("unit", "chunk_size", "compile_kwargs")
 _REFERENCE = {"draws": 1000, "tune": 1000, "chains": 2}
 _INTERVAL = (0.05, 0.95)
 _TITLE = "What ε buys, on made-up data"
@@ -104,7 +106,7 @@ class Tradeoff:
 
 
 def tradeoff(
-    model: pm.Model,
+    model: pm.Model | CompiledModel,
     *,
     epsilons: Sequence[float] = (1.0, 2.0, 4.0, 8.0),
     data: Mapping[str, ArrayLike] | None = None,
@@ -125,9 +127,9 @@ def tradeoff(
 
     Parameters
     ----------
-    model : Model
+    model : Model or CompiledModel
         As for ``pymc_dp.sample``. Of its data only the sizes are used: every value is replaced before
-        anything is computed, and a model in which that cannot be done is refused.
+        anything is computed, and a model in which that cannot be done is refused; so is one of bambi's.
     epsilons : sequence of float
         The budgets to compare.
     data : mapping, optional
@@ -180,8 +182,23 @@ def tradeoff(
     epsilons = sorted({float(e) for e in epsilons})
     if not epsilons:
         raise PrivacyConfigurationError("`epsilons` is empty. Give at least one.")
+    if isinstance(model, CompiledModel):
+        # One that is compiled brings its unit and the like; they cannot be given twice.
+        compile_model(model, public=public, **{k: keywords[k] for k in _OF_MODEL if k in keywords})
+        of_model = model.settings
+        model = model.model
+    else:
+        model = pymc_model(model)
+        of_model = {k: keywords[k] for k in _OF_MODEL if k in keywords} | {"public": public}
+    if comes_of_formula(model):
+        raise UnsupportedModelError(
+            "Bambi writes the table's columns into the model, where `tradeoff` cannot put made-up ones in their place. "
+            "`pymc_dp.expected_privacy_shift` takes the model as it is; for a trade-off write it in PyMC, with each "
+            "covariate a `pm.Data`."
+        )
+    public, compile_kwargs = of_model["public"], of_model.get("compile_kwargs")
+    keywords = {k: value for k, value in keywords.items() if k not in _OF_MODEL}
     names = [rv.name for rv in model.free_RVs] if var_names is None else list(var_names)
-    compile_kwargs = keywords.get("compile_kwargs")
     settings: dict[str, Any] = {
         "random_seed": random_seed,
         "cores": 1,
@@ -193,10 +210,7 @@ def tradeoff(
             model, data=data or {}, truth=truth or {}, public=public, seed=random_seed,
             compile_kwargs=compile_kwargs,
         )  # fmt: skip
-        of_model = {
-            k: keywords.pop(k) for k in ("unit", "chunk_size", "compile_kwargs") if k in keywords
-        }
-        compiled = compile_model(fake, public=public, **of_model)
+        compiled = compile_model(fake, **of_model)
         runs: list[Any] = []
         for epsilon in epsilons:
             try:

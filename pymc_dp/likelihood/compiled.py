@@ -89,6 +89,7 @@ class CompiledModel:
         with compiling():
             self.roles = find_roles(self.model, unit, public)
             self.parameters = ParameterSpace(self.model)
+        self._unit, self._public = unit, tuple(public)
         self._chunk_size, self._compile_kwargs = chunk_size, compile_kwargs
         self._deterministics = {det.name for det in self.model.deterministics}
         self._data = {v.name: v.get_value(borrow=True) for v in self.model.data_vars}
@@ -103,6 +104,14 @@ class CompiledModel:
     def d(self) -> int:
         """Number of unconstrained parameters."""
         return self.parameters.d
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was made with beside the model, to make another one alike."""
+        return {
+            "unit": self._unit, "public": self._public, "chunk_size": self._chunk_size,
+            "compile_kwargs": self._compile_kwargs,
+        }  # fmt: skip
 
     @cached_property
     def _graph(self) -> RecordGraph:

@@ -25,6 +25,11 @@ def is_formula(model: Any) -> bool:
     return all(hasattr(model, name) for name in ("backend", "formula", "family", "build"))
 
 
+def comes_of_formula(model: pm.Model) -> bool:
+    """Whether a PyMC model is the one in a bambi model that was looked at."""
+    return hasattr(model, _READ)
+
+
 def pymc_model(model: Any) -> Any:
     """The PyMC model of a bambi model, built if it is not yet; anything else is returned as it is.
 
@@ -72,7 +77,7 @@ def refuse_built(model: pm.Model) -> None:
     ------
     UnsupportedModelError
     """
-    if _RECORDS in model.coords and not hasattr(model, _READ):
+    if _RECORDS in model.coords and not comes_of_formula(model):
         raise UnsupportedModelError(
             "The model was built by bambi, which centres predictors and scales priors with statistics of the data "
             "unless told not to. Give the bambi model itself, which says so, in place of its `backend.model`."

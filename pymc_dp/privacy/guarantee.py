@@ -235,6 +235,23 @@ class Guarantee:
         return f"These draws are {self.promise}: {self._releases} together."
 
     @property
+    def in_words(self) -> str:
+        """What ε and δ promise, for who has never heard of them: the definition, and what it means for an attacker."""
+        if not self.valid:
+            return "No promise: the noise is not one that a guarantee can rest on, or there is no budget."
+        noticed = told_apart(self.epsilon, self.delta, self.total)
+        if noticed >= _TOLD_APART:
+            return "Next to nothing is promised."
+        changed = (
+            "replaced" if neighbours_named(self.neighbours).public_size else "added or left out"
+        )
+        return (
+            f"Whatever comes out is at most {at_most(math.exp(min(self.epsilon, 700.0)))} times as likely, plus {self.delta:.3g}, as it "
+            f"would be if {self.unit} were {changed}; who knows everything else notices that in at most {math.ceil(100 * noticed)} % "
+            f"of cases, with {100 * FALSE_ALARMS:g} % false alarms."
+        )
+
+    @property
     def cautions(self) -> list[str]:
         """Why the promise is next to none, if it is: for who plans a run."""
         if not self.valid:

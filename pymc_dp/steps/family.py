@@ -1,5 +1,6 @@
 """What :class:`~pymc_dp.DPSurrogate` needs of a family of surrogates."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -40,6 +41,11 @@ class Family(Protocol):
         """Release what can be had for `measure`, and draw from it: an interrupt does not lose what is known."""
 
 
-def say(what: str) -> None:
-    """Tell the person who waits; public text only."""
+def stage(what: str) -> None:
+    """Tell the person who waits what begins; public text only."""
     tell(f"Surrogate: {what}")
+
+
+def say(what: str) -> None:
+    """Tell who looks at the line how far it is; in a log it is a detail. Public text only."""
+    tell(f"Surrogate: {what}", logging.DEBUG)

@@ -1,6 +1,7 @@
 """Refusals of a host that does not do what a step was planned for."""
 
 from collections.abc import Collection, Mapping, Sequence
+from numbers import Number
 from typing import Any, NoReturn
 
 import numpy as np
@@ -60,3 +61,28 @@ def refuse_moved(
             "Something else moves this chain besides the private step: another step method, "
             "which would read the data without noise. Give `step=` this one step only."
         )
+
+
+def check_initial_values(given: Any) -> None:
+    """Refuse initial values that the data may be in: whatever is not plain, finite numbers.
+
+    Texts are PyMC's names of strategies that depend on the prior alone.
+    """
+    for point in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
+        if point is None:
+            continue
+        if not isinstance(point, Mapping):
+            raise PrivacyConfigurationError(
+                "`initvals` is a mapping of names to numbers, or one for each chain. Found "
+                f"{type(point).__name__}."
+            )
+        for name, value in point.items():
+            if isinstance(value, str):
+                continue
+            numbers = isinstance(value, Number | np.ndarray | list | tuple)
+            array = np.asarray(value) if numbers else np.empty(0, dtype=object)
+            if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+                raise PrivacyConfigurationError(
+                    f"`initvals` of {name!r} must be plain, finite numbers. An expression may hold "
+                    "private data, and the first draw would show them."
+                )

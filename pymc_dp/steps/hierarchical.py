@@ -12,7 +12,7 @@ from pymc_dp.anchor.groups import GroupPosterior, SearchLost, look_at_groups
 from pymc_dp.diagnostics import Diagnostics, GroupDiagnostics, Note
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.steps.family import Drawn, say
+from pymc_dp.steps.family import Drawn, say, stage
 
 GROUPS_FROM = 30
 """Parameters from which on a model with groups is looked at as one. With fewer, Hessians in all of them are
@@ -86,7 +86,7 @@ class HierarchicalFamily:
             law.reset()
             self.surrogate = None
             diagnostics = _lost(lost)
-        say("drawing from what was released")
+        stage("drawing from what was released")
         drawn = law.sample(draws, chains, _SEED, nuts_sampler=self._nuts_sampler)
         return Drawn(drawn, diagnostics)
 

@@ -17,7 +17,7 @@ from pymc_dp.likelihood.corners import CORNERS, ScoreProducts
 from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.polynomial.switch import curvature
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.steps.family import Drawn, say
+from pymc_dp.steps.family import Drawn, say, stage
 from pymc_dp.steps.polynomial import PolynomialFamily
 
 MOST_CURVED = 3
@@ -92,7 +92,7 @@ class NormalFamily:
             draw_normal(anchor.posterior, draws, chains), judged(_CUT_SHORT)
         )
         diagnostics = judged()
-        say("compiling what was released, and drawing from it: no data are read any more")
+        stage("compiling what was released, and drawing from it: no data are read any more")
         drawn = draw(anchor, compiled.log_public, draws, chains, self._nuts_sampler)
         return Drawn(drawn, diagnostics)
 

@@ -22,7 +22,7 @@ from pymc_dp.polynomial.model import Found
 from pymc_dp.polynomial.settings import SETTINGS
 from pymc_dp.polynomial.verdict import LOST, judge
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.steps.family import Drawn, say
+from pymc_dp.steps.family import Drawn, say, stage
 
 _UNCHECKED = Diagnostics(
     family="polynomial",
@@ -77,7 +77,7 @@ class PolynomialFamily:
                 measure, log_prior, start, self._scales, tempering=self._tempering, on_progress=say
             )
             self.surrogate = found
-            say("drawing from what was released")
+            stage("drawing from what was released")
             try:
                 drawn, plain = draw(found, log_prior, draws, chains)
             except KeyboardInterrupt:  # a matter of seconds, and nearly all is paid

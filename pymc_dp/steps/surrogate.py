@@ -37,7 +37,7 @@ from pymc_dp.privacy.purse import LEAST_SHARE, Purse
 from pymc_dp.progress import doing
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
-from pymc_dp.steps.family import Drawn, Family
+from pymc_dp.steps.family import Drawn, Family, stage
 from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups
 from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
@@ -194,6 +194,7 @@ class DPSurrogate(PrivateStep):
         try:
             # Floating point errors, if a user has them raised, would tell of records, or lose the run.
             with np.errstate(all="ignore"), doing("Surrogate"):
+                stage("asking the records, which is what the budget is spent on")
                 found = self._family.draw(measure, self.iterations, self.run.chains)
         except BaseException as failure:
             if self._family.finish is None or not isinstance(failure, KeyboardInterrupt):
