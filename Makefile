@@ -53,6 +53,9 @@ benchmarks: $(VENV)/.ready-benchmarks
 	$(BIN)/python benchmarks/gibbs_coverage.py
 	$(BIN)/python benchmarks/small_areas.py
 	$(BIN)/python benchmarks/released_sums.py
+	$(BIN)/python benchmarks/released_tables.py coverage
+	$(BIN)/python benchmarks/released_tables.py speed
+	$(BIN)/python benchmarks/released_tables.py checks
 	$(BIN)/python benchmarks/anchored_mmd.py
 	$(BIN)/python benchmarks/federated.py
 	$(BIN)/python benchmarks/anchored_limit.py
