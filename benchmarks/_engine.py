@@ -97,7 +97,7 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Length:
-    """Norms of another question's terms, or of plain scores in a frame."""
+    """Norms of another query's terms, or of plain scores in a frame."""
 
     of: Any
 

@@ -20,10 +20,10 @@ from pymc_dp.federated import Owner
 from pymc_dp.privacy.accounting import gaussian_epsilon
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.steps.exponential import direction
 
@@ -130,7 +130,9 @@ class Paid:
 
     def measure(self, records):
         """All of it, for these records."""
-        return PaidMeasurements(Curator(records, SecureNoise()), Purse(self._permit, self._z))
+        return PaidMeasurements(
+            Curator(records, SecureNoise()), PrivacyFilter(self._permit, self._z)
+        )
 
 
 def audited_comparison(epsilon, delta, runs=3000):

@@ -32,7 +32,7 @@ from pymc_dp.linalg import norms, power, shrink
 from pymc_dp.privacy.clipping import in_silence
 from pymc_dp.privacy.histogram import PrivateHistogram, counts_of
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.records.questions import Centred, is_acute
+from pymc_dp.records.queries import CentredIndicator, is_acute
 from pymc_dp.records.sums import LocalRecords, sizes_of
 
 EPSILONS = (1.0, 3.0)
@@ -82,7 +82,7 @@ class Noisy:
 
     def count(self, of, share):
         """Noisy number of marks."""
-        excess, sd = self.sum(Centred(of), 0.5, share)
+        excess, sd = self.sum(CentredIndicator(of), 0.5, share)
         return float(excess) + self.n_units / 2, sd
 
     def units(self, share):

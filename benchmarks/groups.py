@@ -18,8 +18,8 @@ from _report import write_report
 
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.steps.hierarchical import HierarchicalFamily
 from pymc_dp.steps.surrogate import DPSurrogate
@@ -94,8 +94,8 @@ class Experiment:
             run = DPSurrogate(draws=DRAWS, chains=1, epsilon=epsilon, model=self.step.compiled).run
         z = run.multiplier_of_one()
         # A slot of its own, or two runs would have the same noise if that were seeded.
-        purse = Purse(Permit(number, 0, (Gaussian(z),)), z)
-        measure, start = PaidMeasurements(self.step._curator, purse), time.process_time()
+        privacy_filter = PrivacyFilter(Permit(number, 0, (Gaussian(z),)), z)
+        measure, start = PaidMeasurements(self.step._curator, privacy_filter), time.process_time()
         found = self.family.draw(measure, DRAWS, 1)
         seconds = time.process_time() - start
         space, covered = self.step.compiled.parameters, {}

@@ -11,7 +11,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noisy_sum import acceptance_at_equal_density
 from pymc_dp.report.tables import as_html, as_text
-from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.base import PrivateStep
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.gibbs.metadata import is_post_processing, stamp
 from pymc_dp.privacy.events import from_json
-from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.run import guarantee_of_run
 from pymc_dp.steps.statistics import STATS
 

@@ -25,10 +25,10 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.progress import doing, hidden, no_advice_on_chains, quiet_pymc
 from pymc_dp.results import release, still_chains
+from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.guards import check_initial_values
 from pymc_dp.steps.hmc import DPHMC
-from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.penalty import DPPenalty
 from pymc_dp.steps.surrogate import DPSurrogate
 

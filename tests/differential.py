@@ -16,7 +16,7 @@ import numpy as np
 import pymc_dp as dp
 from pymc_dp.compat import groups_of, root_attrs
 from pymc_dp.privacy.kept_sum import KeptSum
-from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.base import PrivateStep
 
 RELEASES = ("noisy_total", "poisson_noisy_total", "noisy_batch_mean", "noisy_counts", "with_noise")
 """Functions through which everything that is released goes, wherever they are imported."""

@@ -382,7 +382,7 @@ def test_an_anchor_without_its_noise_is_caught(monkeypatch):
             return np.zeros(size, dtype=np.int64)
 
     def quiet_sum(self, *args):
-        """The purse's sums without noise, whose multipliers say that they have it."""
+        """The privacy filter's sums without noise, whose multipliers say that they have it."""
         curator = self._curator
         self._curator = Curator(curator._records, Silent())
         try:

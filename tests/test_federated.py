@@ -29,7 +29,7 @@ from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.histogram import bin_counts
-from pymc_dp.records.questions import Gradient, Hessian, Longer
+from pymc_dp.records.queries import Gradient, Hessian, NormExceeds
 from pymc_dp.records.sums import LocalRecords
 
 D = 2
@@ -377,7 +377,7 @@ def test_a_copy_cannot_answer_again(monkeypatch):
     with pytest.raises(dp.PrivacyBudgetExceeded):
         owner.answer("ratio", REQUESTS["ratio"])
     owner.answer("gradient", REQUESTS["gradient"])
-    monkeypatch.setattr("pymc_dp.privacy.purse.os.getpid", lambda: -1)
+    monkeypatch.setattr("pymc_dp.privacy.filter.os.getpid", lambda: -1)
     with pytest.raises(dp.PrivacyBudgetExceeded, match="only be spent in the process"):
         owner.answer("gradient", REQUESTS["gradient"])
     with pytest.raises(TypeError, match="private data"):
@@ -684,7 +684,7 @@ def test_owners_measure_what_one_curator_does():
     at = {"share": 0.01}
     for measure in (one, three):
         for of, length in ((Gradient, 0.1), (Hessian, 0.01)):
-            marked, sd = measure.count(Longer(of(THETA, W), length), 0.005)
+            marked, sd = measure.count(NormExceeds(of(THETA, W), length), 0.005)
             kind = f"{of.__name__.lower()}_longer"
             assert marked == pytest.approx(exact_answers(x, y)[kind] + 225, abs=1e-6)
         assert sd == pytest.approx(measure.multiplier(0.005))

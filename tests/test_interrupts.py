@@ -16,7 +16,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.interrupts import deferred
 from pymc_dp.privacy.accounting import gaussian_mu
-from pymc_dp.privacy.purse import Purse
+from pymc_dp.privacy.filter import PrivacyFilter
 
 FAST = {"mode": "FAST_COMPILE"}
 RUN = {"chains": 2, "cores": 1, "progressbar": False, "random_seed": 1, "compile_kwargs": FAST}
@@ -88,7 +88,7 @@ SEARCH = [
 FINISHED = [
     ("when the law is known", "pymc_dp.steps.normal.judge", 1),
     ("while NUTS draws from it", "pymc_dp.anchor.draws.groups_of", 1),
-    ("while draws are handed out", "pymc_dp.steps.host.PrivateStep._stats", 700),
+    ("while draws are handed out", "pymc_dp.steps.base.PrivateStep._stats", 700),
     ("while the host makes its result", "pymc.to_inference_data", 3),
     ("while the result is released", "pymc_dp.sampling.release", 2),
     ("while it is judged", "pymc_dp.sampling.summary", 2),
@@ -206,13 +206,15 @@ def test_an_error_of_the_account_keeps_the_draws_before_it(ledger, monkeypatch, 
 
 def test_an_error_in_the_search_gives_back_what_was_not_released(ledger, monkeypatch, caplog):
     """And no more than that: what stays on the account is the shares that were asked for."""
-    paid, permit = [], Purse.permit
+    paid, permit = [], PrivacyFilter.permit
 
     def broken(*_, **__):
         raise ZeroDivisionError
 
     monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", broken)
-    monkeypatch.setattr(Purse, "permit", lambda *asked: paid.append(asked[1]) or permit(*asked))
+    monkeypatch.setattr(
+        PrivacyFilter, "permit", lambda *asked: paid.append(asked[1]) or permit(*asked)
+    )
     with caplog.at_level(logging.INFO, "pymc"), pytest.raises(ZeroDivisionError):
         sample(ledger)
     assert len(paid) > 1

@@ -16,7 +16,7 @@ from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noisy_sum import noisy_sum, noisy_total
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.questions import LogLikelihoodRatio
+from pymc_dp.records.queries import LogLikelihoodRatio
 from pymc_dp.records.sharded import ShardedRecords
 from pymc_dp.records.sums import LocalRecords
 

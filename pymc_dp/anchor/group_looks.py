@@ -35,7 +35,7 @@ class Shape(NamedTuple):
         return parts
 
     def psi(self, values: Vector) -> Psi:
-        """As what questions take."""
+        """As what queries take."""
         common, *tables = self.parts(values)
         return Psi(common, tables)
 
@@ -120,11 +120,11 @@ class GroupLooks:
         sd: dict[str, float] = {}
         total = sum(split[part] for part in parts)
         for part in parts:
-            question = GroupHessian(psi, frame, part, self._tempering)
+            query = GroupHessian(psi, frame, part, self._tempering)
             part_share = share * split[part] / total
-            sizes = self.measure.histogram(question, self._counts)
+            sizes = self.measure.histogram(query, self._counts)
             bound = self._bound(sizes, part_share, kept)
-            found[part], sd[part] = self.measure.sum(question, bound, part_share)
+            found[part], sd[part] = self.measure.sum(query, bound, part_share)
         p, tables = self.shape
         columns = [r for _, r in tables]
         pairs = [(r, e) for k, r in enumerate(columns) for e in columns[k + 1 :]]
@@ -143,8 +143,8 @@ class GroupLooks:
         frame = Frame(V, tuple(np.ones(r) for _, r in self.shape.tables))
 
         def length(part: str | tuple[int, int]) -> float:
-            question = GroupGradient(psi, frame, self._tempering, part)
-            return self.measure.histogram(question, self._counts).quantile(quantile)
+            query = GroupGradient(psi, frame, self._tempering, part)
+            return self.measure.histogram(query, self._counts).quantile(quantile)
 
         return length("common") if self.shape.p else 0.0, [
             np.array([length((k, c)) for c in range(r)])
@@ -155,10 +155,10 @@ class GroupLooks:
         self, at: Vector, psi: Psi, frame: Frame, share: float, kept: float, counts: float
     ) -> Slope:
         """Gradient at ψ, for `share`; its bound by a histogram of its own, for `counts`."""
-        question = GroupGradient(psi, frame, self._tempering)
-        sizes = self.measure.histogram(question, counts)
+        query = GroupGradient(psi, frame, self._tempering)
+        sizes = self.measure.histogram(query, counts)
         bound = self._bound(sizes, share, kept)
-        released, sd = self.measure.sum(question, bound, share)
+        released, sd = self.measure.sum(query, bound, share)
         common, *tables = self.shape.parts(released)
         back = np.linalg.inv(frame.V)
         scales = [np.broadcast_to(s, t.shape) for s, t in zip(frame.scales, tables, strict=True)]

@@ -10,7 +10,7 @@ from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.linalg import Vector, as_matrix, power
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.questions import Gradient, Hessian, Longer, Question
+from pymc_dp.records.queries import Gradient, Hessian, NormExceeds, Query
 
 
 class Looks:
@@ -280,7 +280,7 @@ class Looks:
         A mean over places: they are the same units at most of them.
         """
         D, s = np.diag(self.scales), SETTINGS
-        of = Longer(Gradient(theta, D, self._tempering), self._longest / 2)
+        of = NormExceeds(Gradient(theta, D, self._tempering), self._longest / 2)
         many, sd = self.measure.count(of, share)
         if many > s.rare * self.n_units:
             self._still.clear()
@@ -290,7 +290,7 @@ class Looks:
         weights = sds**-2
         return float(counts @ weights / weights.sum()), float(weights.sum() ** -0.5)
 
-    def _beyond(self, of: Question, length: float, sizes: PrivateHistogram, share: float) -> Group:
+    def _beyond(self, of: Query, length: float, sizes: PrivateHistogram, share: float) -> Group:
         """Units longer than this that a histogram does not show: counted, and followed as far as there are any.
 
         A histogram spreads them over its bins, each with noise of its own; a count does not.
@@ -298,13 +298,13 @@ class Looks:
         s = SETTINGS
         many, lengths, factor = list[float](), list[float](), s.further
         while len(many) < s.followed and self.measure.spent < s.looked_for:
-            found, sd = self.measure.count(Longer(of, length), share)
+            found, sd = self.measure.count(NormExceeds(of, length), share)
             hidden = found - (sizes.beyond(length) if not many else 0.0)
             if not many and (hidden < s.counted * sd or found > s.rare * self.n_units):
                 break
             if hidden < s.counted * sd:  # the rest is not far
                 factor = math.sqrt(factor)
-                found, _ = self.measure.count(Longer(of, length / factor), share)
+                found, _ = self.measure.count(NormExceeds(of, length / factor), share)
                 break
             many.append(min([hidden, *many]))
             lengths.append(length)

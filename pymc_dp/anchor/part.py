@@ -22,7 +22,7 @@ from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.questions import Question, Units, UnitTerms
+from pymc_dp.records.queries import Query, Units, UnitTerms
 from pymc_dp.unconstrained import unconstrained
 
 _PRIOR_DRAWS = 4000
@@ -61,11 +61,11 @@ class _ReadTerms:
 
 @dataclass(frozen=True, eq=False)
 class OfPart:
-    """A question about the part of θ that is read.
+    """A query about the part of θ that is read.
 
     Parameters
     ----------
-    of : Question
+    of : Query
         With that part for θ.
     read : ndarray of int64
         Which entries of θ are.
@@ -73,7 +73,7 @@ class OfPart:
         The others' values, which do not matter.
     """
 
-    of: Question
+    of: Query
     read: NDArray[np.int64]
     start: Vector
 
@@ -84,11 +84,11 @@ class OfPart:
 
     @property
     def dimension(self) -> int | None:
-        """Of the question."""
+        """Of the query."""
         return self.of.dimension
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Any]:
-        """See :class:`~pymc_dp.records.questions.Question`."""
+        """See :class:`~pymc_dp.records.queries.Query`."""
         return self.of.terms(_ReadTerms(records, self.read, self.start), units)
 
 
@@ -101,13 +101,13 @@ class _MeasurementsOfPart:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._measure, name)
 
-    def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
+    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         return self._measure.sum(OfPart(of, self._read, self._start), bound, share)
 
-    def count(self, of: Question, share: float) -> tuple[float, float]:
+    def count(self, of: Query, share: float) -> tuple[float, float]:
         return self._measure.count(OfPart(of, self._read, self._start), share)
 
-    def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
+    def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         return self._measure.histogram(OfPart(of, self._read, self._start), share, bins_per_octave)
 
 

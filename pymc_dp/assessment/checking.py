@@ -32,7 +32,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.progress import doing
-from pymc_dp.records.questions import Units, Vector
+from pymc_dp.records.queries import Units, Vector
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.results import released
 
@@ -289,7 +289,7 @@ class _Standing:
     dimension: int
 
     def terms(self, records: "_Replications", units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.Question`. All units."""
+        """See :class:`~pymc_dp.records.queries.Query`. All units."""
         return records.standings()
 
 

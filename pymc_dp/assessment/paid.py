@@ -10,14 +10,14 @@ from pymc_dp.likelihood.sizes import check_sizes
 from pymc_dp.privacy.budget import Budget
 from pymc_dp.privacy.clipping import clipped_sum
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.histogram import counts_of
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_units
-from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
-from pymc_dp.records.questions import Question, Units
+from pymc_dp.records.queries import Query, Units
 from pymc_dp.records.sums import RecordSums, sizes_of
 from pymc_dp.steps.run import Run
 
@@ -30,11 +30,11 @@ class OwnRecords:
     def n_units(self) -> int:
         """Number of units of privacy."""
 
-    def total(self, of: Question, bound: float, units: Units | None = None) -> NDArray[np.int64]:
+    def total(self, of: Query, bound: float, units: Units | None = None) -> NDArray[np.int64]:
         """See :class:`~pymc_dp.records.sums.RecordSums`."""
         return clipped_sum(of.terms(self, units), bound, of.dimension)
 
-    def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
+    def counts(self, of: Query, bins_per_octave: int) -> NDArray[np.int64]:
         """See :class:`~pymc_dp.records.sums.RecordSums`."""
         return counts_of(map(sizes_of, of.terms(self)), bins_per_octave)
 
@@ -107,4 +107,6 @@ class Payment:
         run = self._run
         run.reserve()
         permit = run.charge(run.claim(), 0)
-        return PaidMeasurements(Curator(records, run.noise, run.neighbours), Purse(permit, self._z))
+        return PaidMeasurements(
+            Curator(records, run.noise, run.neighbours), PrivacyFilter(permit, self._z)
+        )

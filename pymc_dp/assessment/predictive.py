@@ -25,7 +25,7 @@ from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.linalg import as_vectors, clip
 from pymc_dp.privacy.clipping import in_silence
-from pymc_dp.records.questions import Units, Vector
+from pymc_dp.records.queries import Units, Vector
 from pymc_dp.unconstrained import unconstrained
 
 _MOST_DRAWS = 1000
@@ -164,7 +164,7 @@ class Contrasts:
         return len(self.basis)
 
     def terms(self, records: PredictiveRecords, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.Question`. All units."""
+        """See :class:`~pymc_dp.records.queries.Query`. All units."""
         yield records.densities @ self.basis.T
 
 
@@ -188,7 +188,7 @@ class Squares:
         return self.of.dimension * (self.of.dimension + 1) // 2
 
     def terms(self, records: PredictiveRecords, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.Question`. All units."""
+        """See :class:`~pymc_dp.records.queries.Query`. All units."""
         for chunk in self.of.terms(records):
             clipped = clip(chunk, self.bound)
             yield as_vectors(clipped[:, :, None] * clipped[:, None, :])

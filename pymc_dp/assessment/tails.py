@@ -12,7 +12,7 @@ import numpy as np
 
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.questions import Longer
+from pymc_dp.records.queries import NormExceeds
 
 _OF_ONE_COUNT, _MOST_COUNTS, OF_LAST_COUNT = 0.03, 5, 0.1
 """Shares of the budget of counts on the way, how many there are at most, and of the count at the bound."""
@@ -30,7 +30,7 @@ def find_bound(of: Any, sizes: PrivateHistogram, measure: Measurements, kept: fl
 
     Parameters
     ----------
-    of : Question
+    of : Query
         What is summed.
     sizes : PrivateHistogram
         Of its terms.
@@ -59,5 +59,5 @@ def longer(of: Any, bound: float, measure: Measurements, share: float) -> tuple[
 
     **Sensitivity** 1, of :meth:`~pymc_dp.records.measurements.Measurements.count`.
     """
-    many, sd = measure.count(Longer(of, bound), share)
+    many, sd = measure.count(NormExceeds(of, bound), share)
     return many, max(many, sd) * bound / (_TAIL - 1)

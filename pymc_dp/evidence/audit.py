@@ -26,7 +26,7 @@ from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.report.tables import as_html, as_text
-from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.base import PrivateStep
 
 # Of the runs on each data set. The rest tests.
 _FIT, _CHOOSE = 0.25, 0.25

@@ -21,10 +21,10 @@ from pymc_dp.likelihood.sizes import check_sizes
 from pymc_dp.privacy.budget import Budget, check_finite_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours, neighbours_named
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import Purse
 from pymc_dp.progress import quiet_pymc
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
@@ -176,10 +176,10 @@ def expected_privacy_shift(
         z, found = calibrate_noise(epsilon=at, delta=delta, releases=1), []
         for run in range(runs):
             curator = Curator(made_up, InsecureSeededNoise(random_seed + run), relation)
-            purse = Purse(Permit(run, 0, (Gaussian(z),)), z)
+            privacy_filter = PrivacyFilter(Permit(run, 0, (Gaussian(z),)), z)
             with np.errstate(all="ignore"):
                 anchor = build_anchor(
-                    PaidMeasurements(curator, purse), compiled.log_public, parameters.start
+                    PaidMeasurements(curator, privacy_filter), compiled.log_public, parameters.start
                 )
             if judge(anchor, list(parameters.labels), parameters.largest).usable:
                 found.append((anchor.privacy_shift, anchor.posterior.privacy_shifts))

@@ -19,7 +19,7 @@ from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Event
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.plans import RunPlan
-from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.statistics import STATS
 
 # Statistics that are the same in every run, or name it.

@@ -25,7 +25,7 @@ from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.progress import quiet_pymc
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.sampling import sample
-from pymc_dp.steps.host import PrivateStep
+from pymc_dp.steps.base import PrivateStep
 
 _OWN = ("epsilon", "ledger", "noise_source", "noise_multiplier")
 _OF_MODEL = ("unit", "chunk_size", "compile_kwargs")

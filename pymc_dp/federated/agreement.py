@@ -9,15 +9,15 @@ import numpy as np
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector
+from pymc_dp.privacy.filter import LEAST_SHARE
 from pymc_dp.privacy.noisy_sum import check_bound
-from pymc_dp.privacy.purse import LEAST_SHARE
-from pymc_dp.records.questions import (
-    Centred,
+from pymc_dp.records.queries import (
+    CentredIndicator,
     Gradient,
     Hessian,
     LogLikelihoodRatio,
-    Longer,
-    Question,
+    NormExceeds,
+    Query,
 )
 
 Answer = Mapping[str, Vector]
@@ -72,13 +72,13 @@ def checked(kind: str, request: Mapping[str, Vector], d: int) -> dict[str, Vecto
     return values
 
 
-def question(kind: str, values: Mapping[str, Vector]) -> Question:
+def query(kind: str, values: Mapping[str, Vector]) -> Query:
     """What a request asks of the owner's records."""
     if kind == RATIO:
         return LogLikelihoodRatio(values["theta"], values["proposal"])
     kind_of = Gradient if kind.startswith("gradient") else Hessian
     of = kind_of(values["theta"], values["W"])
-    return Centred(Longer(of, float(values["length"]))) if kind in LONGER else of
+    return CentredIndicator(NormExceeds(of, float(values["length"]))) if kind in LONGER else of
 
 
 def parameters_digest(parameters: ParameterSpace) -> int:

@@ -29,7 +29,7 @@ from pymc_dp.federated.agreement import (
     Answer,
     checked,
     parameters_digest,
-    question,
+    query,
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.linalg import Vector
@@ -37,13 +37,13 @@ from pymc_dp.privacy.budget import Budget, check_finite_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
 from pymc_dp.privacy.plans import Permit, RunPlan
-from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator
-from pymc_dp.records.questions import Centred
+from pymc_dp.records.queries import CentredIndicator
 from pymc_dp.records.sums import LocalRecords
 
 _ROUNDING = 1 + 1e-9
@@ -86,13 +86,13 @@ class Owner:
     **Releases**: for "gradient_sizes" and "hessian_sizes" a histogram of units' sizes (sensitivity √2, see
     :func:`~pymc_dp.privacy.histogram.noisy_counts`); for "gradient" and "hessian" a sum of clipped terms (2C);
     for "gradient_longer" and "hessian_longer" a count of units as a sum of ±1/2 (1, see
-    :class:`~pymc_dp.records.questions.Centred`); for "ratio" a sum of clipped log-likelihood ratios (2B). Sums by
+    :class:`~pymc_dp.records.queries.CentredIndicator`); for "ratio" a sum of clipped log-likelihood ratios (2B). Sums by
     :meth:`Curator.sum <pymc_dp.records.measurements.Curator.sum>`.
     **Neighbouring relation**: substitute-one, within the
     owner's own units. **Guarantee**: (ε, δ) for the owner's units, against the coordinator and all other
     owners together, whatever they ask: each answer is a Gaussian release of a function of one unit's record
     and of the request. That of a ratio has a fixed multiplier; the others' come out of one
-    :class:`~pymc_dp.privacy.purse.Purse`, a filter, by shares that the coordinator asks for (Smith and Thakurta,
+    :class:`~pymc_dp.privacy.filter.PrivacyFilter`, a filter, by shares that the coordinator asks for (Smith and Thakurta,
     2022, Theorem 1; Yıldırım, 2016, section 3.2.2).
     """
 
@@ -147,7 +147,7 @@ class Owner:
         }
         for multiplier in self._multipliers.values():
             check_multiplier(multiplier, self._noise)
-        self._purse: Purse | None = None
+        self._filter: PrivacyFilter | None = None
         self._journal = None if journal is None else Path(journal)
         self._given = dict.fromkeys(self._kinds, 0)
 
@@ -234,8 +234,8 @@ class Owner:
     def _offer(self) -> Answer:
         offer = {"units": float(self.n_units), "parameters": float(self._parameters)}
         left = {kind: float(count - self._given[kind]) for kind, count in self._kinds.items()}
-        if self._purse is not None:
-            left["surrogate"] = max(0.0, 1 - self._purse.spent)
+        if self._filter is not None:
+            left["surrogate"] = max(0.0, 1 - self._filter.spent)
         return {name: np.asarray(value) for name, value in offer.items()} | {
             kind: np.array([left[kind], z]) for kind, z in self._multipliers.items()
         }
@@ -244,11 +244,11 @@ class Owner:
         """Multiplier and permit of the answer, which is charged now."""
         if kind == RATIO:
             return self._multipliers[RATIO], self._count(RATIO)
-        if self._purse is None:
-            self._purse = Purse(self._count("surrogate"), self._multipliers["surrogate"])
+        if self._filter is None:
+            self._filter = PrivacyFilter(self._count("surrogate"), self._multipliers["surrogate"])
         share = float(values["share"])
-        check_multiplier(self._purse.multiplier(share), self._noise)
-        return self._purse.permit(share)
+        check_multiplier(self._filter.multiplier(share), self._noise)
+        return self._filter.permit(share)
 
     def _count(self, of: str) -> Permit:
         """Count in the ledger's file that a plan is made use of."""
@@ -263,11 +263,11 @@ class Owner:
         return replace(permit, slot=list(self._plans).index(of))
 
     def _answer(self, kind: str, values: Mapping[str, Vector], z: float, permit: Permit) -> Vector:
-        of = question(kind, values)
+        of = query(kind, values)
         if kind in SIZES:
             bins = int(values["bins_per_octave"])
             return self._curator.counts(of, bins, noise_multiplier=z, permit=permit)
-        bound = Centred.bound if kind in LONGER else float(values["bound"])
+        bound = CentredIndicator.bound if kind in LONGER else float(values["bound"])
         return self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
 
     def _write(self, kind: str, request: Answer, answer: Answer) -> None:

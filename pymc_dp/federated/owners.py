@@ -11,7 +11,7 @@ from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.records.questions import Centred, Gradient, Question
+from pymc_dp.records.queries import CentredIndicator, Gradient, Query
 
 
 class Owners:
@@ -83,7 +83,7 @@ class Owners:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         return SUBSTITUTE_ONE.count_sd(self.multiplier(share))
 
-    def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
+    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         kind, numbers = _asked(of)
         if kind not in LONGER:  # whose bound is known to all
@@ -91,16 +91,16 @@ class Owners:
         shape = () if of.dimension is None else (of.dimension,)
         return self._paid(kind, numbers, share, shape), self.noise_sd(bound, share)
 
-    def count(self, of: Question, share: float) -> tuple[float, float]:
+    def count(self, of: Query, share: float) -> tuple[float, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
-        excess, sd = self.sum(Centred(of), Centred.bound, share)
+        excess, sd = self.sum(CentredIndicator(of), CentredIndicator.bound, share)
         return float(excess) + self.n_units / 2, sd
 
     def units(self, share: float) -> tuple[float, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`: owners tell their numbers."""
         return float(self.n_units), 0.0
 
-    def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
+    def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         kind, numbers = _asked(of)
         numbers["bins_per_octave"] = np.asarray(float(bins_per_octave))
@@ -126,9 +126,9 @@ class Owners:
         return self._multiplier(RATIO)
 
 
-def _asked(of: Question) -> tuple[str, dict[str, Vector]]:
-    """What owners call a question, and its numbers."""
-    if isinstance(of, Centred):
+def _asked(of: Query) -> tuple[str, dict[str, Vector]]:
+    """What owners call a query, and its numbers."""
+    if isinstance(of, CentredIndicator):
         longer: Any = of.of
         kind, numbers = _asked(longer.of)
         return f"{kind}_longer", numbers | {"length": np.asarray(float(longer.length))}

@@ -16,7 +16,7 @@ from pymc_dp.linalg import Vector, as_matrix, power
 from pymc_dp.polynomial.basis import Basis, Places, leverage, terms_of
 from pymc_dp.polynomial.chart import Chart
 from pymc_dp.polynomial.model import Surrogate
-from pymc_dp.polynomial.questions import Image, Projection, SecondMoments
+from pymc_dp.polynomial.queries import Image, Projection, SecondMoments
 from pymc_dp.polynomial.settings import SETTINGS
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements

@@ -1,4 +1,4 @@
-r"""Questions about units that each use one row of some tables: few numbers per unit, in many places.
+r"""Queries about units that each use one row of some tables: few numbers per unit, in many places.
 
 With a unit's gradient :math:`(x_i, a_i)` in φ and in the rows that it uses, ψ's vector has :math:`a_i` in
 the places of these rows and 0 in all others. So its norm is that of the few numbers, whichever rows they
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pymc_dp.likelihood.local import Local, Psi
 from pymc_dp.linalg import as_vectors
 from pymc_dp.privacy.clipping import Sparse
-from pymc_dp.records.questions import Units, Vector
+from pymc_dp.records.queries import Units, Vector
 from pymc_dp.records.sums import LocalRecords
 
 
@@ -49,8 +49,8 @@ class Frame:
         return np.hstack(parts)
 
 
-class _Question:
-    """What questions about groups have in common."""
+class _Query:
+    """What queries about groups have in common."""
 
     psi: Psi
 
@@ -68,7 +68,7 @@ class _Question:
 
 
 @dataclass(frozen=True, eq=False)
-class GroupGradient(_Question):
+class GroupGradient(_Query):
     r""":math:`T\,(V^\top x_i,\ s\, a_i)` at :math:`\psi`, to be clipped together.
 
     Parameters
@@ -102,7 +102,7 @@ class GroupGradient(_Question):
         return len(self.psi.common) + columns if self.part == "all" else None
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector | Sparse]:
-        """See :class:`~pymc_dp.records.questions.Question`."""
+        """See :class:`~pymc_dp.records.queries.Query`."""
         self._of_all(units)
         p, each = len(self.psi.common), [table.shape[1] for table in self.psi.tables]
         for chunk in records.local_gradients(self.psi):
@@ -118,7 +118,7 @@ class GroupGradient(_Question):
 
 
 @dataclass(frozen=True, eq=False)
-class GroupHessian(_Question):
+class GroupHessian(_Query):
     r"""A part of :math:`-T` times the Hessian in a frame: of φ, of rows, between both, or between tables.
 
     What is 0 for every unit is not released, and gets no noise.
@@ -164,7 +164,7 @@ class GroupHessian(_Question):
         return list(combinations(self.frame.scales, 2))
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector | Sparse]:
-        """See :class:`~pymc_dp.records.questions.Question`."""
+        """See :class:`~pymc_dp.records.queries.Query`."""
         self._of_all(units)
         for chunk in records.local_hessians(self.psi):
             yield self._of_chunk(chunk)

@@ -5,20 +5,20 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.histogram import PrivateHistogram, noisy_counts
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import noisy_total, poisson_noisy_total
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import Purse
-from pymc_dp.records.questions import Centred, Everybody, Question, Vector, is_acute
+from pymc_dp.records.queries import CentredIndicator, Query, UnitCount, Vector, is_acute
 from pymc_dp.records.sums import RecordSums
 
 _SIZES = "sizes"
 
 
 class Curator:
-    """Whom the records are entrusted to: answers questions with noise, each paid for by a permit.
+    """Whom the records are entrusted to: answers queries with noise, each paid for by a permit.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Curator:
 
     def sum(
         self,
-        of: Question,
+        of: Query,
         *,
         bound: float,
         noise_multiplier: float,
@@ -59,14 +59,14 @@ class Curator:
     ) -> Vector:
         """Noisy sum of the units' clipped terms, or of those of a secret Poisson sample.
 
-        **Sensitivity** κB in L2 norm under the curator's neighbours (2B or B); √κ B if the question's terms are
-        :func:`acute <pymc_dp.records.questions.is_acute>`. **Guarantee**: one Gaussian
+        **Sensitivity** κB in L2 norm under the curator's neighbours (2B or B); √κ B if the query's terms are
+        :func:`acute <pymc_dp.records.queries.is_acute>`. **Guarantee**: one Gaussian
         event of :func:`~pymc_dp.privacy.noisy_sum.noisy_total`, or, under substitute-one, PoissonGaussian
         event of :func:`~pymc_dp.privacy.noisy_sum.poisson_noisy_total`.
 
         Parameters
         ----------
-        of : Question
+        of : Query
             A function of earlier releases and settings.
         bound : float
             B, likewise.
@@ -113,7 +113,7 @@ class Curator:
         )
 
     def counts(
-        self, of: Question, bins_per_octave: int, *, noise_multiplier: float, permit: Permit
+        self, of: Query, bins_per_octave: int, *, noise_multiplier: float, permit: Permit
     ) -> NDArray[np.float64]:
         """Noisy counts of the units by the size of their terms, shape (bins,).
 
@@ -158,11 +158,11 @@ class Measurements(Protocol):
         """Standard deviation of the noise in every bin of a :meth:`histogram`."""
         ...
 
-    def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
+    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         """Noisy sum of the units' clipped terms, and the noise's standard deviation in each entry."""
         ...
 
-    def count(self, of: Question, share: float) -> tuple[float, float]:
+    def count(self, of: Query, share: float) -> tuple[float, float]:
         """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation."""
         ...
 
@@ -170,22 +170,22 @@ class Measurements(Protocol):
         """Number of units and the standard deviation of its noise: 0, and nothing is spent, if it is public."""
         ...
 
-    def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
+    def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """Noisy histogram of the sizes of the units' terms."""
         ...
 
 
 class PaidMeasurements:
-    """What a curator answers for the content of a purse: one home of :class:`Measurements`.
+    """What a curator answers for the content of a privacy filter: one home of :class:`Measurements`.
 
     Parameters
     ----------
     curator : Curator
-    purse : Purse
+    privacy_filter : PrivacyFilter
     """
 
-    def __init__(self, curator: Curator, purse: Purse):
-        self._curator, self._purse = curator, purse
+    def __init__(self, curator: Curator, privacy_filter: PrivacyFilter):
+        self._curator, self._filter = curator, privacy_filter
         self.spent_on: dict[str, float] = {}
         """Shares of the budget by what they were spent on: what sums are about, or sizes, by histograms and counts."""
 
@@ -197,11 +197,11 @@ class PaidMeasurements:
     @property
     def spent(self) -> float:
         """See :class:`Measurements`."""
-        return self._purse.spent
+        return self._filter.spent
 
     def multiplier(self, share: float) -> float:
         """See :class:`Measurements`."""
-        return self._purse.multiplier(share)
+        return self._filter.multiplier(share)
 
     def noise_sd(self, bound: float, share: float) -> float:
         """See :class:`Measurements`."""
@@ -211,21 +211,21 @@ class PaidMeasurements:
         """See :class:`Measurements`."""
         return self._curator.neighbours.count_sd(self.multiplier(share))
 
-    def sum(self, of: Question, bound: float, share: float) -> tuple[Vector, float]:
+    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`Measurements`."""
-        z, permit = self._purse.permit(share)
+        z, permit = self._filter.permit(share)
         self._note(getattr(of, "about", _SIZES), share)
         released = self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
         return released, self._curator.neighbours.noise_sd(bound, z, is_acute(of))
 
-    def count(self, of: Question, share: float) -> tuple[float, float]:
+    def count(self, of: Query, share: float) -> tuple[float, float]:
         """See :class:`Measurements`.
 
         **Sensitivity** 1 under both relations: of marks of ±1/2 if a unit is replaced, for which the number of
         units has to be public; of marks of 0 and 1 if one comes or goes. **Guarantee**: that of :meth:`sum`.
         """
         if self._curator.neighbours.public_size:
-            excess, sd = self.sum(Centred(of), Centred.bound, share)
+            excess, sd = self.sum(CentredIndicator(of), CentredIndicator.bound, share)
             return float(excess) + self.n_units / 2, sd
         total, sd = self.sum(of, 1.0, share)
         return float(total), sd
@@ -238,11 +238,11 @@ class PaidMeasurements:
         """
         if self._curator.neighbours.public_size:
             return float(self.n_units), 0.0
-        return self.count(Everybody(), share)
+        return self.count(UnitCount(), share)
 
-    def histogram(self, of: Question, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
+    def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`Measurements`."""
-        z, permit = self._purse.permit(share)
+        z, permit = self._filter.permit(share)
         self._note(_SIZES, share)
         counts = self._curator.counts(of, bins_per_octave, noise_multiplier=z, permit=permit)
         return PrivateHistogram(counts, self._curator.neighbours.count_sd(z), bins_per_octave)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pymc_dp._version import __version__
 from pymc_dp.exceptions import ShardError
-from pymc_dp.records.questions import Question, Units
+from pymc_dp.records.queries import Query, Units
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.records.worker import Answer, Program, answer
@@ -71,7 +71,7 @@ class ShardedRecords:
         """Number of units of privacy, of all shards."""
         return sum(self._shards.units)
 
-    def total(self, of: Question, bound: float, units: Units | None = None) -> NDArray[np.int64]:
+    def total(self, of: Query, bound: float, units: Units | None = None) -> NDArray[np.int64]:
         """See :class:`~pymc_dp.records.sums.RecordSums`.
 
         Raises
@@ -81,7 +81,7 @@ class ShardedRecords:
         """
         return self._ask("total", of, bound, units)
 
-    def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
+    def counts(self, of: Query, bins_per_octave: int) -> NDArray[np.int64]:
         """See :class:`~pymc_dp.records.sums.RecordSums`; raises as :meth:`total`."""
         return self._ask("counts", of, bins_per_octave)
 

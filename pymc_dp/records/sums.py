@@ -12,7 +12,7 @@ from pymc_dp.likelihood.local import Local, Psi
 from pymc_dp.linalg import norms
 from pymc_dp.privacy.clipping import Sparse, clipped_sum
 from pymc_dp.privacy.histogram import counts_of
-from pymc_dp.records.questions import Question, Units, Vector
+from pymc_dp.records.queries import Query, Units, Vector
 
 _KEPT_BYTES = 2**26
 """Units' Hessians are kept while they fit in this; beyond, they are computed when needed."""
@@ -30,12 +30,12 @@ class RecordSums(Protocol):
         """Number of units of privacy, public."""
         ...
 
-    def total(self, of: Question, bound: float, units: Units | None = None) -> NDArray[np.int64]:
+    def total(self, of: Query, bound: float, units: Units | None = None) -> NDArray[np.int64]:
         """Sum of the terms' integer images: :func:`~pymc_dp.privacy.clipping.clipped_sum`.
 
         Parameters
         ----------
-        of : Question
+        of : Query
         bound : float
             Clipping bound in the Euclidean norm, public.
         units : ndarray of int64, optional
@@ -43,7 +43,7 @@ class RecordSums(Protocol):
         """
         ...
 
-    def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
+    def counts(self, of: Query, bins_per_octave: int) -> NDArray[np.int64]:
         """How many units' terms have which size: :func:`~pymc_dp.privacy.histogram.counts_of`."""
         ...
 
@@ -73,7 +73,7 @@ class LastPoints:
 
 
 class LocalRecords:
-    """The records of this process: their sums, and for questions their terms.
+    """The records of this process: their sums, and for queries their terms.
 
     Parameters
     ----------
@@ -103,12 +103,12 @@ class LocalRecords:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what is kept between questions."""
+        """Drop what is kept between queries."""
         self._last = LastPoints()
         self._latest: tuple[Vector, list[Vector]] | None = None
         self._latest_local: tuple[Psi, list[Local]] | None = None
         self.held: Any = None
-        """Whatever a question wants to find again. Private, not pickled."""
+        """Whatever a query wants to find again. Private, not pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None, "_latest_local": None, "held": None}
@@ -144,29 +144,29 @@ class LocalRecords:
         """Number of units of privacy."""
         return self.likelihood.n_units
 
-    def total(self, of: Question, bound: float, units: Units | None = None) -> NDArray[np.int64]:
+    def total(self, of: Query, bound: float, units: Units | None = None) -> NDArray[np.int64]:
         """See :class:`RecordSums`."""
         return clipped_sum(of.terms(self, units), bound, of.dimension)
 
-    def counts(self, of: Question, bins_per_octave: int) -> NDArray[np.int64]:
+    def counts(self, of: Query, bins_per_octave: int) -> NDArray[np.int64]:
         """See :class:`RecordSums`."""
         sizes = map(sizes_of, of.terms(self))
         return counts_of(sizes, bins_per_octave)
 
-    # -- terms, for questions -----------------------------------------------------------------------
+    # -- terms, for queries -----------------------------------------------------------------------
 
     def log_likelihoods(self, points: Sequence[Vector], units: Units | None = None) -> list[Vector]:
-        """See :class:`~pymc_dp.records.questions.UnitTerms`."""
+        """See :class:`~pymc_dp.records.queries.UnitTerms`."""
         if units is not None:
             return [self.likelihood.of_units(point, units) for point in points]
         return self._last(self.likelihood, points)
 
     def gradients(self, theta: Vector, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.UnitTerms`."""
+        """See :class:`~pymc_dp.records.queries.UnitTerms`."""
         return _asked(self._gradients)(theta, units)
 
     def hessians(self, theta: Vector) -> Iterable[Vector]:
-        """See :class:`~pymc_dp.records.questions.UnitTerms`."""
+        """See :class:`~pymc_dp.records.queries.UnitTerms`."""
         if not self._keeps_hessians:
             return _asked(self._hessians)(theta)
         if self._latest is None or not np.array_equal(self._latest[0], theta):
@@ -188,7 +188,7 @@ class LocalRecords:
 
 
 def hessians_fit(n_units: int, d: int) -> bool:
-    """Whether the Hessians of so many units in so many dimensions are kept between questions."""
+    """Whether the Hessians of so many units in so many dimensions are kept between queries."""
     return 8 * n_units * d * (d + 1) // 2 <= _KEPT_BYTES
 
 
@@ -201,5 +201,5 @@ def sizes_of(terms: Vector | Sparse) -> Vector:
 
 def _asked(function: Any) -> Any:
     if function is None:
-        raise RuntimeError("The records were not prepared for this question.")
+        raise RuntimeError("The records were not prepared for this query.")
     return function

@@ -11,7 +11,7 @@ from pymc_dp.linalg import Vector
 from pymc_dp.privacy.noisy_sum import is_usable_bound
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.measurements import Curator
-from pymc_dp.records.questions import LogLikelihoodRatio, Units
+from pymc_dp.records.queries import LogLikelihoodRatio, Units
 from pymc_dp.records.sums import LocalRecords
 
 
@@ -146,7 +146,7 @@ class PenalisedRatio:
     dimension = None
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.Question`."""
+        """See :class:`~pymc_dp.records.queries.Query`."""
         for ratios in self.ratio.terms(records, units):
             yield penalised(ratios, self.bound, self.tempering, self.rate)
 

@@ -36,8 +36,8 @@ from pymc_dp.privacy.barker import noisy_batch_mean
 from pymc_dp.privacy.calibration import calibrate_batch_size
 from pymc_dp.privacy.events import BarkerBatch
 from pymc_dp.privacy.plans import Permit
+from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.correction import logistic_correction
-from pymc_dp.steps.host import PrivateStep, PrivateStepState
 from pymc_dp.steps.scales import dual_averaging, proposal_factor
 
 # Times the tempered number of units: with such a batch, the clip bound is three times the ratio of a

@@ -43,8 +43,8 @@ from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian, PoissonGaussian
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
-from pymc_dp.records.questions import Gradient
-from pymc_dp.steps.host import PrivateStep, PrivateStepState
+from pymc_dp.records.queries import Gradient
+from pymc_dp.steps.base import PrivateStep, PrivateStepState
 
 __all__ = ["DPSGLD", "DPSGNHT"]
 

@@ -38,7 +38,7 @@ from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import Direction, KeptSum, direction
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.steps.acceptance import PenaltyInfo, penalty_test
-from pymc_dp.steps.host import PrivateStep, PrivateStepState
+from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.scales import default_scale, dual_averaging, proposal_factor
 
 

@@ -28,7 +28,7 @@ class Family(Protocol):
     """One way to put a surrogate in the likelihood's place: built for a model, used once."""
 
     asks: Mapping[str, Any]
-    """What the curator has to have compiled, as :meth:`~pymc_dp.steps.host.PrivateStep.curator` takes it."""
+    """What the curator has to have compiled, as :meth:`~pymc_dp.steps.base.PrivateStep.curator` takes it."""
     surrogate: Any
     """What was found; None before."""
     finish: Callable[[], Drawn] | None

@@ -40,10 +40,10 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.questions import Gradient
+from pymc_dp.records.queries import Gradient
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.acceptance import NoisyRatio, PenaltyInfo, penalty_test
-from pymc_dp.steps.host import PrivateStep, PrivateStepState
+from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.scales import (
     SIGMA_OF_DEFAULTS,
     covariance_like,

@@ -32,7 +32,7 @@ from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.acceptance import NoisyRatio, penalty_transition, release_bound
-from pymc_dp.steps.host import PrivateStep, PrivateStepState
+from pymc_dp.steps.base import PrivateStep, PrivateStepState
 from pymc_dp.steps.scales import (
     covariance_like,
     default_scale,

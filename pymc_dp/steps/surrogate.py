@@ -1,6 +1,6 @@
 r"""DP surrogate: what stands for the likelihood is released once, and draws of it with the exact prior cost nothing.
 
-The whole budget is one Gaussian release, spent in parts (:class:`~pymc_dp.privacy.purse.Purse`): queries on the way to
+The whole budget is one Gaussian release, spent in parts (:class:`~pymc_dp.privacy.filter.PrivacyFilter`): queries on the way to
 where the posterior is, and there. What they say together, with the noise that is in it, is a surrogate of the
 likelihood; that times the exact prior is the posterior given all that was released (noise-aware inference: Bernstein
 and Sheldon, 2018; Alrawajfeh, Jälkö and Honkela, 2024). Draws of it are made before the first chain starts, and handed out.
@@ -31,15 +31,15 @@ from pymc_dp.interrupts import deferred
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
+from pymc_dp.privacy.filter import LEAST_SHARE, PrivacyFilter
 from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import LEAST_SHARE, Purse
 from pymc_dp.progress import doing
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.shards import Shards
+from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.family import Drawn, Family, stage
 from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups
-from pymc_dp.steps.host import PrivateStep
 from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
 from pymc_dp.steps.polynomial import PolynomialFamily
 from pymc_dp.steps.run import remember
@@ -189,8 +189,8 @@ class DPSurrogate(PrivateStep):
         if self._draws is not None:
             return
         self._family.compile()
-        purse = self._charged()
-        measure = PaidMeasurements(self._curator, purse)
+        privacy_filter = self._charged()
+        measure = PaidMeasurements(self._curator, privacy_filter)
         try:
             # Floating point errors, if a user has them raised, would tell of records, or lose the run.
             with np.errstate(all="ignore"), doing("Surrogate"):
@@ -198,17 +198,17 @@ class DPSurrogate(PrivateStep):
                 found = self._family.draw(measure, self.iterations, self.run.chains)
         except BaseException as failure:
             if self._family.finish is None or not isinstance(failure, KeyboardInterrupt):
-                self._give_back(purse.close(), type(failure).__name__)
+                self._give_back(privacy_filter.close(), type(failure).__name__)
                 raise
             _log.warning("Interrupted. All is released and paid for: drawing what takes no time.")
             found = self._family.finish()
         with deferred(lambda: None):
-            self._keep(found, measure, purse)
+            self._keep(found, measure, privacy_filter)
 
-    def _keep(self, found: Drawn, measure: PaidMeasurements, purse: Purse) -> None:
+    def _keep(self, found: Drawn, measure: PaidMeasurements, privacy_filter: PrivacyFilter) -> None:
         """Close the account, and say what there is to say."""
-        if 0 < purse.spent < 1 - _ROUNDING:  # a search that was lost
-            self.run.settle_first(purse.close())
+        if 0 < privacy_filter.spent < 1 - _ROUNDING:  # a search that was lost
+            self.run.settle_first(privacy_filter.close())
         for note in found.diagnostics.notes:
             _log.warning("%s", note.text)
         said = found.diagnostics.metadata(measure.spent_on)
@@ -216,10 +216,10 @@ class DPSurrogate(PrivateStep):
         remember(self)
         self.diagnostics, self._draws = found.diagnostics, found.draws
 
-    def _charged(self) -> Purse:
+    def _charged(self) -> PrivacyFilter:
         try:
             self.run.reserve()
-            return Purse(self.run.charge_first(), self._z)
+            return PrivacyFilter(self.run.charge_first(), self._z)
         except KeyboardInterrupt:
             with suppress(LedgerError):  # it had not been reserved yet
                 self._give_back((Gaussian(self._z / math.sqrt(LEAST_SHARE)),), "An interrupt")
@@ -240,11 +240,11 @@ class DPSurrogate(PrivateStep):
         self._release_once()
 
     def summary(self) -> list[str]:
-        """See :class:`~pymc_dp.steps.host.PrivateStep`."""
+        """See :class:`~pymc_dp.steps.base.PrivateStep`."""
         return [] if self.diagnostics is None else [self.diagnostics.summary]
 
     def check_host(self, call: SamplerCall) -> None:
-        """See :class:`~pymc_dp.steps.host.PrivateStep`."""
+        """See :class:`~pymc_dp.steps.base.PrivateStep`."""
         if self._draws is None and call.in_processes:
             self._refuse_processes()
         super().check_host(call)

@@ -21,13 +21,13 @@ from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.likelihood.compiled import compile_model
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.histogram import PrivateHistogram, counts_of
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
-from pymc_dp.records.questions import Longer
+from pymc_dp.records.queries import NormExceeds
 
 FAST = {"mode": "FAST_COMPILE"}
 RUN = {"step": dp.DPPenalty, "chains": 2, "cores": 1, "progressbar": False}
@@ -213,7 +213,7 @@ def test_no_unit_moves_a_sum_further_than_its_sensitivity(B):
             assert furthest > 1.9 * RESOLUTION  # the bound is met: the test sees something
         whole = units_of(EXTREME).total(of, bound)
         np.testing.assert_array_equal(whole, images.sum(axis=0))
-    marks = [units_of([u]).total(Longer(Contrasts(H), B), 1.0)[0] for u in EXTREME]
+    marks = [units_of([u]).total(NormExceeds(Contrasts(H), B), 1.0)[0] for u in EXTREME]
     assert {0, RESOLUTION} == set(map(int, marks))
 
 
@@ -248,15 +248,15 @@ def test_it_costs_what_was_asked_for(pair):
 
 
 @pytest.mark.parametrize("neighbours", [SUBSTITUTE_ONE, ADD_OR_REMOVE])
-def test_releases_stay_within_the_purse(pair, neighbours, monkeypatch):
+def test_releases_stay_within_the_filter(pair, neighbours, monkeypatch):
     taken = []
-    permit = Purse.permit
+    permit = PrivacyFilter.permit
 
     def noted(self, share, count=1):
         taken.append(share)
         return permit(self, share, count)
 
-    monkeypatch.setattr(Purse, "permit", noted)
+    monkeypatch.setattr(PrivacyFilter, "permit", noted)
     dp.compare(pair, epsilon=2.0, delta=1e-5, neighbours=neighbours.name)
     assert sum(taken) == pytest.approx(1, abs=1e-6)
 
@@ -386,7 +386,7 @@ def test_draws_that_are_not_released_or_not_of_the_model_are_refused(pair):
 
 def measure_of(densities, z, seed):
     curator = Curator(units_of(densities), InsecureSeededNoise(seed))
-    return PaidMeasurements(curator, Purse(Permit(0, 0, (Gaussian(z),)), z))
+    return PaidMeasurements(curator, PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z))
 
 
 @pytest.fixture
@@ -437,7 +437,7 @@ def test_intervals_hold_the_difference_and_the_better_model_is_found(units):
 
         def measure(self, records):
             curator = Curator(records, InsecureSeededNoise(self.seed))
-            return PaidMeasurements(curator, Purse(Permit(0, 0, (Gaussian(4.0),)), 4.0))
+            return PaidMeasurements(curator, PrivacyFilter(Permit(0, 0, (Gaussian(4.0),)), 4.0))
 
     rng, n, held, right = np.random.default_rng(8), 5_000, [], []
     truth = n * 0.5 * (0.1**2)  # of N(0.1, 1) seen as itself or as N(0, 1)

@@ -18,9 +18,9 @@ from pymc_dp.likelihood.local import Psi
 from pymc_dp.linalg import as_vectors
 from pymc_dp.privacy.clipping import RESOLUTION, Sparse, add_clipped, clipped_sum
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.grouped import Frame, GroupGradient, GroupHessian
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
@@ -473,8 +473,8 @@ def test_without_noise_the_law_is_the_posterior():
     compiled_ = dp.compile(model, compile_kwargs=FAST)
     noise = InsecureSeededNoise(1)
     z = 1e-4
-    purse = Purse(Permit(0, 0, (Gaussian(z),)), z)
-    measure = PaidMeasurements(Curator(LocalRecords(compiled_, local=True), noise), purse)
+    privacy_filter = PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z)
+    measure = PaidMeasurements(Curator(LocalRecords(compiled_, local=True), noise), privacy_filter)
     family = HierarchicalFamily(compiled_, 1.0, "pymc")
     family.compile()
     found = family.draw(measure, draws=400, chains=1)
@@ -488,7 +488,7 @@ def test_without_noise_the_law_is_the_posterior():
         assert (np.abs(np.log(ours.std(0) / theirs.std(0))) < 0.25).all()
 
 
-def test_questions_are_functions_of_releases_only(monkeypatch):
+def test_queries_are_functions_of_releases_only(monkeypatch):
     """With one record replaced and the releases held fixed, the same is asked in the same order."""
     k, X, y, _ = grouped(n=2000)
     asked = []
@@ -535,9 +535,11 @@ def test_questions_are_functions_of_releases_only(monkeypatch):
             k, X, y = k.copy(), X.copy(), y.copy()
             k[0], X[0], y[0] = (k[0] + 1) % 40, -X[0], 1 - y[0]
         compiled_ = dp.compile(grouped_model(k, X, y), compile_kwargs=FAST)
-        purse = Purse(Permit(0, 0, (Gaussian(0.5),)), 0.5)
+        privacy_filter = PrivacyFilter(Permit(0, 0, (Gaussian(0.5),)), 0.5)
         records = LocalRecords(compiled_, local=True)
-        measure = Recorded(PaidMeasurements(Curator(records, InsecureSeededNoise(2)), purse), play)
+        measure = Recorded(
+            PaidMeasurements(Curator(records, InsecureSeededNoise(2)), privacy_filter), play
+        )
         family = HierarchicalFamily(compiled_, 1.0, "pymc")
         family.compile()
         found = family.draw(measure, draws=20, chains=1)

@@ -85,7 +85,7 @@ def test_the_number_of_chains_is_asked_for(compiled):
 def test_more_chains_than_planned_are_refused_without_the_early_warning(
     compiled, quiet, monkeypatch
 ):
-    monkeypatch.setattr("pymc_dp.steps.host.enclosing_sampler", lambda: None)
+    monkeypatch.setattr("pymc_dp.steps.base.enclosing_sampler", lambda: None)
     model = compiled()
     step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, model=model)
     with pytest.raises(dp.PrivacyBudgetExceeded, match=r"`chains`"):
@@ -254,7 +254,7 @@ def test_host_draws_and_tune_must_match(compiled, quiet):
 def test_tuning_guard_without_the_early_warning(logistic, quiet, fast, monkeypatch):
     """The guard that does not look at the host's frames stops the first iteration."""
     model = logistic()
-    monkeypatch.setattr("pymc_dp.steps.host.enclosing_sampler", lambda: None)
+    monkeypatch.setattr("pymc_dp.steps.base.enclosing_sampler", lambda: None)
     for planned, actual in [(0, 5), (5, 0), (5, 3)]:
         step = dp.DPPenalty(epsilon=1.0, chains=1, draws=10, tune=planned, model=model, **fast)
         monkeypatch.setattr(type(step.compiled.likelihood), "__call__", None)

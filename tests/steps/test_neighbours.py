@@ -10,13 +10,13 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
-from pymc_dp.records.questions import Gradient
+from pymc_dp.records.queries import Gradient
 from pymc_dp.records.sums import LocalRecords
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -174,12 +174,12 @@ def test_nor_by_public_data_with_a_row_for_each():
         dp.DPPenalty(compile_kwargs=FAST, **settings, **AROUND)
 
 
-# -- for algorithms that have one purse ---------------------------------------------------------------
+# -- for algorithms that have one privacy filter ---------------------------------------------------------------
 
 
 def measurements(relation, compiled, z=0.5):
     curator = Curator(LocalRecords(compiled, 1), InsecureSeededNoise(3), relation)
-    return PaidMeasurements(curator, Purse(Permit(0, 0, (Gaussian(z),)), z))
+    return PaidMeasurements(curator, PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z))
 
 
 def test_the_number_of_units_is_released_or_public(compiled):

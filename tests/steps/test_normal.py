@@ -22,12 +22,12 @@ from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import denoised, mean_if_positive, product_covariance
 from pymc_dp.privacy.accounting import gaussian_mu
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import Purse
 from pymc_dp.records.measurements import Curator, PaidMeasurements
-from pymc_dp.records.questions import Gradient, Longer
+from pymc_dp.records.queries import Gradient, NormExceeds
 from pymc_dp.records.sums import LocalRecords
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -57,7 +57,7 @@ def records_of(model):
 
 def measured(records, z=0.02, seed=1, neighbours=SUBSTITUTE_ONE):
     curator = Curator(records, dp.InsecureSeededNoise(seed), neighbours)
-    return PaidMeasurements(curator, Purse(Permit(0, 0, (Gaussian(z),)), z))
+    return PaidMeasurements(curator, PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z))
 
 
 def gaussian_prior(precision):
@@ -234,7 +234,7 @@ def test_a_generous_budget_finds_the_mode_and_the_curvature():
     assert found.privacy_shift < 0.2
 
 
-def test_a_run_spends_its_purse_and_no_more():
+def test_a_run_spends_its_filter_and_no_more():
     model = normal()
     measure = measured(records_of(model), z=0.5)
     build_anchor(measure, PublicLogDensity(ParameterSpace(model), FAST), np.zeros(1))
@@ -323,7 +323,7 @@ def test_counts_of_long_gradients_have_sensitivity_one(neighbours):
             n_units=len(rows),
             gradients=lambda theta, units, rows=rows: iter([rows[:, None]]),
         )
-        total = sum(chunk.sum() for chunk in Longer(Gradient(np.zeros(1)), 2.0).terms(records))
+        total = sum(chunk.sum() for chunk in NormExceeds(Gradient(np.zeros(1)), 2.0).terms(records))
         counts.append(total)
     assert counts == [3, 4, 3]
     assert neighbours.noise_sd(0.5 if neighbours.public_size else 1.0, 1.0) == 1.0

@@ -18,13 +18,13 @@ from pymc_dp.polynomial.draws import draw_prior
 from pymc_dp.polynomial.ladder import Lost
 from pymc_dp.polynomial.looks import Design, balanced, draw_design
 from pymc_dp.polynomial.model import Found, Surrogate
-from pymc_dp.polynomial.questions import Image, Projection, SecondMoments
+from pymc_dp.polynomial.queries import Image, Projection, SecondMoments
 from pymc_dp.polynomial.verdict import judge
 from pymc_dp.polynomial.walkers import Tempered, carried, moved
 from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
-from pymc_dp.records.questions import is_acute
+from pymc_dp.records.queries import is_acute
 from pymc_dp.records.sums import LocalRecords
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}

@@ -1,4 +1,4 @@
-"""A purse never gives out more than was put in."""
+"""A privacy filter never gives out more than was put in."""
 
 import copy
 import sys
@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from pymc_dp.exceptions import PrivacyBudgetExceeded
 from pymc_dp.privacy.accounting import gaussian_mu
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.privacy.purse import Purse
 
 Z = 3.0
 
 
-def purse(z=Z):
-    return Purse(Permit(0, 0, (Gaussian(z),)), z)
+def privacy_filter(z=Z):
+    return PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z)
 
 
 @given(st.lists(st.tuples(st.floats(1e-4, 0.9), st.integers(1, 5)), max_size=30))
 def test_parts_compose_to_the_whole_at_most(requests):
-    money, paid = purse(), []
+    money, paid = privacy_filter(), []
     for share, count in requests:
         try:
             z, permit = money.permit(share, count)
@@ -38,7 +38,7 @@ def test_parts_compose_to_the_whole_at_most(requests):
 
 
 def test_all_of_it_can_be_spent():
-    money = purse()
+    money = privacy_filter()
     events = [event for _ in range(4) for event in money.permit(0.25)[1].events]
     assert gaussian_mu(events) == pytest.approx(1 / Z, rel=1e-6)
     for share in (1e-3, 0.5, 0.0, -0.1, np.nan):
@@ -47,7 +47,7 @@ def test_all_of_it_can_be_spent():
 
 
 def test_parts_have_addresses_of_their_own():
-    money = purse()
+    money = privacy_filter()
     addresses = {
         permit.take(Gaussian(z))
         for z, permit in (money.permit(0.1, 2) for _ in range(5))
@@ -59,28 +59,31 @@ def test_parts_have_addresses_of_their_own():
 
 def test_it_uses_up_its_permit():
     permit = Permit(0, 0, (Gaussian(Z),))
-    Purse(permit, Z)
-    for again in (lambda: Purse(permit, Z), lambda: Purse(Permit(0, 0, (Gaussian(4.0),)), Z)):
+    PrivacyFilter(permit, Z)
+    for again in (
+        lambda: PrivacyFilter(permit, Z),
+        lambda: PrivacyFilter(Permit(0, 0, (Gaussian(4.0),)), Z),
+    ):
         with pytest.raises(PrivacyBudgetExceeded):
             again()
 
 
-def test_a_closed_purse_says_what_was_given_out_and_gives_out_no_more():
-    money = purse()
+def test_a_closed_filter_says_what_was_given_out_and_gives_out_no_more():
+    money = privacy_filter()
     paid = [event for share in (0.1, 0.25) for event in money.permit(share)[1].events]
     (whole,) = money.close()
     assert gaussian_mu(paid) <= gaussian_mu([whole]) == pytest.approx(gaussian_mu(paid), rel=1e-6)
     with pytest.raises(PrivacyBudgetExceeded):
         money.permit(0.01)
-    # It was counted as used: nobody but the purse knows that nothing was bought.
-    assert purse().close() == (Gaussian(Z * 1e3),)
+    # It was counted as used: nobody but the privacy filter knows that nothing was bought.
+    assert privacy_filter().close() == (Gaussian(Z * 1e3),)
     with pytest.raises(TypeError):
         copy.copy(money)
 
 
 def test_a_forked_copy_spends_nothing(in_fork):
     """What the copy spends, the original would not know of."""
-    money = purse()
+    money = privacy_filter()
     money.permit(0.25)
     answer = in_fork(lambda: money.permit(0.5))
     assert isinstance(answer, PrivacyBudgetExceeded)
@@ -89,17 +92,17 @@ def test_a_forked_copy_spends_nothing(in_fork):
 
 def test_parts_too_small_to_be_added_up_are_refused():
     """1 + 1e-17 is 1 to a float: such parts would cost nothing, however many."""
-    money = purse()
+    money = privacy_filter()
     money.permit(1.0)
     for share in (1e-17, 1e-12, 9e-7):
         with pytest.raises(PrivacyBudgetExceeded):
             money.permit(share)
         with pytest.raises(PrivacyBudgetExceeded):
-            purse().permit(share)
+            privacy_filter().permit(share)
 
 
-def test_threads_share_one_purse():
-    money, interval = purse(), sys.getswitchinterval()
+def test_threads_share_one_filter():
+    money, interval = privacy_filter(), sys.getswitchinterval()
 
     def spend(_):
         try:
@@ -119,7 +122,7 @@ def test_threads_share_one_purse():
 
 def test_nobody_spends_between_a_look_at_the_rest_and_its_spending():
     """A share that takes its time to be compared: what it was compared with is there until it is gone."""
-    money, looked, other_is_done = purse(), Event(), Event()
+    money, looked, other_is_done = privacy_filter(), Event(), Event()
 
     class Slow(float):
         def __le__(self, rest):

@@ -7,11 +7,11 @@ from functools import cached_property
 import numpy as np
 
 from pymc_dp.linalg import Vector, as_vectors, clip
-from pymc_dp.records.questions import Units
+from pymc_dp.records.queries import Units
 from pymc_dp.records.sums import LocalRecords
 
 _KEPT_BYTES = 2**27
-"""Images are kept between the questions of a round while they fit in this; beyond, they are computed again."""
+"""Images are kept between the queries of a round while they fit in this; beyond, they are computed again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Image:
         return np.ascontiguousarray(self.points).tobytes() + np.ascontiguousarray(self.M).tobytes()
 
     def chunks(self, records: LocalRecords) -> Iterator[Vector]:
-        """Of all units, shape (units, m), kept for the next question. Private; not to be changed in place."""
+        """Of all units, shape (units, m), kept for the next query. Private; not to be changed in place."""
         if isinstance(records.held, tuple) and records.held[0] == self.key:
             yield from records.held[1]
             return
@@ -69,7 +69,7 @@ class Projection:
         return self.A.shape[1]
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.Question`. A unit that is not finite at a point is not finite."""
+        """See :class:`~pymc_dp.records.queries.Query`. A unit that is not finite at a point is not finite."""
         if units is not None:
             raise NotImplementedError("Images are computed of all units.")
         for image in self.image.chunks(records):
@@ -101,7 +101,7 @@ class SecondMoments:
         return self.of.dimension * (self.of.dimension + 1) // 2
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`~pymc_dp.records.questions.Question`."""
+        """See :class:`~pymc_dp.records.queries.Query`."""
         for w in self.of.terms(records, units):
             w = clip(w, self.length)
             yield as_vectors(w[:, :, None] * w[:, None, :])

@@ -15,7 +15,7 @@ Units = NDArray[np.int64]
 
 
 class UnitTerms(Protocol):
-    """What a question can compute with, where the records are. Private."""
+    """What a query can compute with, where the records are. Private."""
 
     @property
     def n_units(self) -> int:
@@ -35,7 +35,7 @@ class UnitTerms(Protocol):
         ...
 
 
-class Question(Protocol):
+class Query(Protocol):
     """A term for every unit, which may depend on that unit's records and on public numbers only.
 
     Picklable: it travels to where the records are. It holds nothing of them.
@@ -46,7 +46,7 @@ class Question(Protocol):
         """Length of a unit's vector; None if it is a number."""
         ...
 
-    # Any: a question may want more of them than most do.
+    # Any: a query may want more of them than most do.
     def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector | Sparse]:
         """Chunks of the units' terms, shape (units,) or (units, dimension), or sparse; in the units' order.
 
@@ -56,8 +56,8 @@ class Question(Protocol):
         ...
 
 
-def is_acute(of: Question) -> bool:
-    """Whether no two terms that units can have have a negative inner product, as a question says of itself.
+def is_acute(of: Query) -> bool:
+    """Whether no two terms that units can have have a negative inner product, as a query says of itself.
 
     It is a claim that a sensitivity rests on: to be proved where it is made.
     """
@@ -79,7 +79,7 @@ class LogLikelihoodRatio:
     dimension = None
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`Question`."""
+        """See :class:`Query`."""
         now, new = records.log_likelihoods([self.theta, self.proposal], units)
         yield new - now
 
@@ -108,7 +108,7 @@ class Gradient:
         return len(self.theta)
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`Question`."""
+        """See :class:`Query`."""
         for chunk in records.gradients(self.theta, units):
             yield chunk if self.W is None else chunk @ (self.tempering * self.W)
 
@@ -134,7 +134,7 @@ class Hessian:
         return len(self.theta) * (len(self.theta) + 1) // 2
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`Question`."""
+        """See :class:`Query`."""
         if units is not None:
             raise NotImplementedError("Hessians are computed of all units.")
         for chunk in records.hessians(self.theta):
@@ -142,53 +142,53 @@ class Hessian:
 
 
 @dataclass(frozen=True, eq=False)
-class Longer:
+class NormExceeds:
     """Whether a unit's term is longer than a length: 1 or 0.
 
     Parameters
     ----------
-    of : Question
+    of : Query
         Whose terms are vectors.
     length : float
     """
 
-    of: Question
+    of: Query
     length: float
     dimension = None
 
     def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`Question`. What is not finite is not counted."""
+        """See :class:`Query`. What is not finite is not counted."""
         for chunk in self.of.terms(records, units):
             sizes = norms(np.asarray(chunk))
             yield (np.isfinite(sizes) & (sizes > self.length)).astype(float)
 
 
 @dataclass(frozen=True, eq=False)
-class Centred:
+class CentredIndicator:
     """Marks of 0 and 1 as −1/2 and 1/2: half the norm, so half of what replacing a unit changes.
 
     Parameters
     ----------
-    of : Question
+    of : Query
         Whose terms are marks.
     """
 
-    of: Question
+    of: Query
     dimension = None
     bound = 0.5
     """Norm of every term: a sum of them has sensitivity 1."""
 
     def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`Question`."""
+        """See :class:`Query`."""
         for chunk in self.of.terms(records, units):
             yield np.asarray(chunk, np.float64) - 0.5
 
 
-class Everybody:
+class UnitCount:
     """A mark of 1 for every unit: its sum is their number."""
 
     dimension = None
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
-        """See :class:`Question`."""
+        """See :class:`Query`."""
         yield np.ones(records.n_units if units is None else len(units))
