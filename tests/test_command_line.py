@@ -70,12 +70,24 @@ def start(*arguments, cwd):
         [sys.executable, "-m", "pymc_dp.command_line", *map(str, arguments)],
         cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "utf-8"},
+        # A shell starts what runs in the background with Ctrl-C ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
+
+
+def ended(running):
+    """What it has printed, once it has ended. It is not left behind: a later test would hear of it."""
+    try:
+        return running.communicate(timeout=900)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.communicate()
+        raise
 
 
 def command(*arguments, cwd):
     running = start(*arguments, cwd=cwd)
-    out, err = running.communicate(timeout=300)
+    out, err = ended(running)
     return subprocess.CompletedProcess(running.args, running.returncode, out, err)
 
 
@@ -216,12 +228,12 @@ def test_ctrl_c_has_its_code_and_shows_nothing(place):
         "import pathlib, time\n\n\ndef model(data):\n    pathlib.Path('ready').touch()\n    time.sleep(100)\n"
     )
     running = start("run", "model.py", "data.csv", "--epsilon", 1, cwd=place)
-    for _ in range(600):
+    for _ in range(3000):
         if (place / "ready").exists():
             break
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    out, err = ended(running)
     assert (running.returncode, out) == (130, "")
     assert err == "Interrupted: no result was written.\n"
 
