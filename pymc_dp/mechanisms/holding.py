@@ -4,6 +4,7 @@ A constant is compiled in, so that every release would be compiled for itself, f
 compilation serves all releases of a shape, and PyTensor finds it in its cache.
 """
 
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,19 @@ import pytensor.tensor as pt
 
 from pymc_dp.compat import graph_inputs
 
+_NUMBERS = count()
+"""Of what is held: nutpie takes shared variables by their names."""
+
 
 def held(*outputs: Any) -> Any:
     """Tensors, those that are known already computed and held."""
     tensors = [pt.as_tensor(x) for x in outputs]
     if all(_is_known(v) for v in graph_inputs(tensors)):
         values = pytensor.function([], tensors, mode="FAST_COMPILE")()
-        tensors = [pytensor.shared(np.asarray(x), shape=np.shape(x)) for x in values]
+        tensors = [
+            pytensor.shared(np.asarray(x), name=f"held_{next(_NUMBERS)}", shape=np.shape(x))
+            for x in values
+        ]
         for x in tensors:
             x.tag.held = True
     return tensors if len(tensors) > 1 else tensors[0]
