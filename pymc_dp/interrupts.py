@@ -1,5 +1,6 @@
 """Ctrl-C that waits for a place where nothing is lost."""
 
+import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -35,3 +36,16 @@ def deferred(ask: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+def left_to_the_parent() -> None:
+    """In a chain's own process, leave Ctrl-C to the process that started it.
+
+    A terminal sends the signal to all of them. A chain that ends before its parent has noticed looks like one that has
+    crashed, and PyMC gives no draws back then; the parent asks each chain to end as soon as it is interrupted itself.
+    """
+    if (
+        multiprocessing.current_process().daemon
+        and threading.current_thread() is threading.main_thread()
+    ):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -302,6 +302,7 @@ def test_chains_in_processes_end_together():
         os.killpg(run.pid, signal.SIGINT)
         out, err = run.communicate(timeout=120)
     assert "SPENT 1.0" in out
+    assert "RETURNED" in out, err
     returned = next(line for line in out.splitlines() if line.startswith("RETURNED"))
     _, chains, draws = returned.split()
     assert int(chains) >= 1

@@ -211,7 +211,7 @@ def compare(
 
     **Neighbouring relation**: `neighbours`. **Sensitivity**: in L2 norm κB of the sum, κB² of the products
     (κ = 2 if a unit is replaced, 1 if it comes or goes), √κ of the histogram. **Guarantee**: (ε, δ)-DP,
-    one Gaussian release divided up on the way by :class:`~pymc_dp.privacy.filter.PrivacyFilter` (a filter; Smith and
+    one Gaussian release divided up on the way by :class:`~pymc_dp.privacy.filter.PrivacyFilter` (Smith and
     Thakurta, 2022, Theorem 1), given the draws, which have guarantees of their own.
 
     Parameters

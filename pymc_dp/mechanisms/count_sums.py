@@ -45,7 +45,7 @@ def terms(c, ratio, count, eta, x, rough, apart, f):  # type: ignore[no-untyped-
     apart : float
         Distance of terms in standard deviations.
     f : ndarray
-        NormExceeds than 2 * width.
+        Longer than 2 * width.
 
     Returns
     -------

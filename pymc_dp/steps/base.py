@@ -21,6 +21,7 @@ from pymc_dp.exceptions import (
     ShardError,
     refuses_from_outside,
 )
+from pymc_dp.interrupts import left_to_the_parent
 from pymc_dp.likelihood.compiled import compile_model
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.refusals import refuse_to_store
@@ -272,6 +273,7 @@ class PrivateStep(BlockedStep):
             self._rehearsed, self.sampling_state = False, state
 
     def _begin(self, rng: Any) -> None:
+        left_to_the_parent()
         if self._rehearsed:
             return
         # PyMC goes on with the next chain where one was interrupted. Who interrupts wants the run to end.

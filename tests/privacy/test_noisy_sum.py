@@ -174,7 +174,7 @@ def test_settings_out_of_range_are_refused_before_paying_or_reading(wrong):
 
 @pytest.mark.parametrize("shape", [(5,), (5, 2)])
 def test_terms_of_another_dimension_are_refused(shape):
-    """NormExceeds ones would be written past the end of the sum."""
+    """Longer ones would be written past the end of the sum."""
     with pytest.raises(ValueError):
         exact(np.ones(shape), 1.0, dimension=3)
 
