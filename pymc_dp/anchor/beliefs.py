@@ -67,28 +67,28 @@ class Belief:
 
 
 def believe(
-    answers: Sequence[Measured], prior: LogPrior, n_units: float, first: bool, last: bool
+    at: Measured, before: Sequence[Belief], prior: LogPrior, n_units: float, last: bool
 ) -> Belief:
-    """What the last of some answers says, with what the others know of curvature.
+    """What an answer says, with what the others know of curvature.
 
     Parameters
     ----------
-    answers : sequence of Measured
+    at : Measured
+    before : sequence of Belief
     prior : LogPrior
     n_units : float
-    first, last : bool
+    last : bool
         Of the run.
     """
-    at, d = answers[-1], len(answers[-1].theta)
-    V, inverse = at.V, np.linalg.inv(at.V)
+    V, inverse, d = at.V, np.linalg.inv(at.V), len(at.theta)
     of_prior = symmetric(-(V.T @ prior.hessian(at.theta) @ V))
-    information, sd = _pooled_information(answers, n_units)
+    information, sd = _pooled_information([*(belief.at for belief in before), at], n_units)
     values, U = np.linalg.eigh(information + of_prior)
     floor = (0.5 if last else 1.0) * sd * math.sqrt(d)
     resolved = bool(values[0] > max(floor, _RESOLVED))
     # What noise drowns keeps the frame that it had.
     values = np.where(values > floor, values, min(floor, 1.0))
-    values = np.maximum(values, 1e-9 if first else _LEAST)
+    values = np.maximum(values, _LEAST if before else 1e-9)
     P = (U * values) @ U.T
     root, R = (U * np.sqrt(values)) @ U.T, (U / np.sqrt(values)) @ U.T
     kept = _shrunk(symmetric(R @ (at.kept + of_prior) @ R), at.information_sd, R @ R)
@@ -113,10 +113,9 @@ def _pooled_information(answers: Sequence[Measured], n_units: float) -> tuple[Ve
     total, weight, noise = np.zeros((d, d)), 0.0, 0.0
     for answer in answers:
         M, step = np.linalg.solve(answer.V, last.V), last.theta - answer.theta
-        H, sd = (
-            M.T @ answer.information @ M,
-            answer.information_sd * float(np.linalg.norm(M)) ** 2 / d,
-        )
+        H = M.T @ answer.information @ M
+        # In the direction in which the frame was narrowest: there it says least of this one.
+        sd = answer.information_sd * float(np.linalg.norm(M, 2)) ** 2
         far = min(float(np.sum(np.linalg.solve(V, step) ** 2)) for V in (last.V, answer.V))
         change = _CHANGE * far / n_units * max(1.0, float(np.linalg.norm(H)) ** 2 / d)
         w = 1 / (sd**2 + change + 1e-12)

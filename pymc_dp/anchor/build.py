@@ -79,8 +79,7 @@ class _Run:
         theta, d, prior = self.theta, len(self.theta), self.log_public
         share, parts = (1 - self.measure.spent, _LAST) if last else (self.share, _ON_THE_WAY)
         at = self.asking.at(theta, white_frame(self.P), share, parts, self._near)
-        answers = [*(belief.at for belief in self.beliefs), at]
-        self.beliefs.append(believe(answers, prior, self.n, not self.beliefs, last))
+        self.beliefs.append(believe(at, self.beliefs, prior, self.n, last))
         now, slope = self.beliefs[-1], prior.gradient(theta)
         self.P = now.P
         gradient, S = pooled_gradient(self.beliefs)
@@ -89,12 +88,14 @@ class _Run:
         r = posterior_of(Law(theta, gradient, J, S), prior, theta)
         step = r.mean - theta
         self._check(now, slope)
+        length = math.sqrt(max(float(step @ now.P @ step), 0.0))
+        nats = math.sqrt(at.largest) * float(np.linalg.norm(inverse @ step))
         if last:
+            before = self._predicted.noise if self._predicted else 0.0
+            self.arrived = self._good and length < _NEAR * math.hypot(before, math.sqrt(d))
             law = Law(theta, gradient, J, S + now.of_curvature(step))
             return posterior_of(law, prior, theta)
 
-        length = math.sqrt(max(float(step @ now.P @ step), 0.0))
-        nats = math.sqrt(at.largest) * float(np.linalg.norm(inverse @ step))
         of_prior = float(np.max(np.abs(step) * np.sqrt(self.of_prior)))
         part = min(1.0, self.radius / max(nats, 1e-300), _PRIOR_SDS / max(of_prior, 1e-300))
         moved = theta + part * step

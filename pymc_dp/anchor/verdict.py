@@ -34,7 +34,6 @@ def judge(
     anchor: Anchor,
     labels: list[str],
     largest: Callable[[Vector], str],
-    unspent: str = "is not charged",
 ) -> Diagnostics:
     """Judge an anchor by what it has released of itself.
 
@@ -45,17 +44,15 @@ def judge(
         The parameters' names.
     largest : callable
         Names the parameters with the largest of d numbers, for people.
-    unspent : str
-        What becomes of the budget that a lost search has not spent.
     """
     shifts = anchor.posterior.privacy_shifts
     if not anchor.arrived:
         lost = Note(
             "lost",
-            f"{NOT_ARRIVED}: it diverged. The draws are the prior's, and what was not spent {unspent}. "
-            f"{_MORE} Covariates scaled by public constants to about 1 help too.",
+            f"{NOT_ARRIVED}: its last query found something else than the ones before had predicted, or is still on the way. "
+            f"Do not use the draws. {_MORE} Covariates scaled by public constants to about 1 help too.",
         )
-        return Diagnostics(queries=anchor.rounds, prior_dominated=("all",), notes=(lost,))
+        return Diagnostics(consistency=anchor.surprise, queries=anchor.rounds, notes=(lost,))
     notes = []
     # Without other causes it is about 1 ± 1/√(2d), the spread of a χ distribution.
     excess = (anchor.surprise - 1) * math.sqrt(2 * len(shifts))
