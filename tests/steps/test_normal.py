@@ -217,27 +217,39 @@ def unpacked(vector, d):
 
 @pytest.mark.parametrize("clipped", [0.1, 0.5, 0.95])
 def test_hard_clipping_keeps_the_gradient(clipped):
-    """Five posterior sds off the mode, of so many units clipped: what is kept makes up for what is lost."""
+    """In the mean over outcomes, five posterior sds off: what information keeps makes up for what is lost."""
     model = logistic(20_000)
-    records, prior = records_of(model), PublicLogDensity(ParameterSpace(model), FAST)
-    mode, covariance = mode_of(model, prior)
-    V = np.linalg.cholesky(covariance)
-    theta = mode + V @ [3.0, -3.0, 2.65]
-    plain = np.concatenate(list(Gradient(theta, V).terms(records)))
-    b = float(np.quantile(np.linalg.norm(plain, axis=1), 1 - clipped))
-    score = np.concatenate(list(Score(theta, V, b).terms(records))).sum(axis=0)
-    packed = np.concatenate(list(Information(theta, V, b).terms(records))).sum(axis=0)
+    prior = PublicLogDensity(ParameterSpace(model), FAST)
+    truth, covariance = mode_of(model, prior)
+    x, V = model["X"].get_value(), np.linalg.cholesky(covariance)
+    theta = truth + V @ [3.0, -3.0, 2.65]
+    compiled = dp.compile(model, compile_kwargs=FAST)
+    template = LocalRecords(compiled, 1, words=WORDS)
+    ones, noughts = (
+        template.of_data([
+            x if leaf.name == "X" else np.full(len(x), y) for leaf in compiled.roles.record_data
+        ])
+        for y in (1, 0)
+    )  # fmt: skip
+    p = special.expit(x @ truth)[:, None]
+
+    def mean(of):
+        one, nought = (np.concatenate(list(of.terms(r))) for r in (ones, noughts))
+        return p * one + (1 - p) * nought
+
+    lengths = np.linalg.norm(np.concatenate(list(Gradient(theta, V).terms(ones))), axis=1)
+    b = float(np.quantile(lengths, 1 - clipped))
+    right, score = mean(Gradient(theta, V)).sum(axis=0), mean(Score(theta, V, b)).sum(axis=0)
+    packed = np.concatenate(list(Information(theta, V, b).terms(ones))).sum(axis=0)
     J, K = (unpacked(half, 3) for half in np.split(packed, 2))
-    right = plain.sum(axis=0)
     off = np.linalg.norm(J @ np.linalg.solve(K, score) - right) / np.linalg.norm(right)
-    # A clipped score is an estimate of its own, a few tenths of an sd from the mode of all.
-    assert off < 0.07
-    if clipped > 0.1:
-        assert np.linalg.norm(score - right) > 4 * off * np.linalg.norm(right)
+    assert off < 0.04
+    assert np.linalg.norm(score - right) > (0.3 if clipped > 0.1 else 0.01) * np.linalg.norm(right)
 
 
-@pytest.mark.parametrize("harder", [1.0, 0.3])
-def test_a_run_that_clips_hard_finds_the_mode(harder, monkeypatch):
+@pytest.mark.parametrize(("harder", "within"), [(1.0, 0.2), (0.3, 1.2)])
+def test_a_run_that_clips_hard_finds_the_mode(harder, within, monkeypatch):
+    """But for noise: scores that are clipped are another estimate, which is a little less efficient."""
     from pymc_dp.anchor import measured as module
 
     def short(*arguments):
@@ -251,7 +263,7 @@ def test_a_run_that_clips_hard_finds_the_mode(harder, monkeypatch):
     mode, covariance = mode_of(model, prior)
     found = build_anchor(measured(records_of(model), 1e-3), prior, np.zeros(3)).posterior
     off = np.linalg.solve(np.linalg.cholesky(covariance), found.mean - mode)
-    assert np.linalg.norm(off) < 0.2
+    assert np.linalg.norm(off) < within
     np.testing.assert_allclose(np.diag(found.covariance), np.diag(covariance), rtol=0.1)
 
 
@@ -270,12 +282,13 @@ def run_in_units(unit, seed, z=0.5):
     return r.mean / sds, r.covariance / np.outer(sds, sds), found.rounds
 
 
-@pytest.mark.parametrize("unit", [2.0**20, 2.0**-10])
+@pytest.mark.parametrize("unit", [2.0**20, 2.0**-10, 2.0**30])
 def test_a_run_does_not_depend_on_parameters_units(unit):
     """A covariate in grams or in tons, and the same noise: sizes are counted in bins of powers of two."""
     one, other = run_in_units(1.0, 1), run_in_units(unit, 1)
-    np.testing.assert_allclose(other[0], one[0], rtol=1e-5)
-    np.testing.assert_allclose(other[1], one[1], rtol=1e-5, atol=1e-5 * one[1].min())
+    sds = np.sqrt(np.diag(one[1]))
+    np.testing.assert_allclose((other[0] - one[0]) / sds, 0, atol=1e-2)
+    np.testing.assert_allclose((other[1] - one[1]) / np.outer(sds, sds), 0, atol=1e-2)
     assert one[2] == other[2]
 
 
