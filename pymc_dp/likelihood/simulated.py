@@ -7,9 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
+from pymc.distributions.distribution import SymbolicRandomVariable
 from pytensor.graph.basic import Variable
 from pytensor.tensor.random.basic import BernoulliRV, CategoricalRV
+from pytensor.tensor.random.op import RandomVariable
 
+from pymc_dp.compat import graph_inputs, io_toposort
+from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.made_up import made_up_rows
 from pymc_dp.likelihood.outcomes import Outcomes
@@ -67,7 +71,7 @@ class SimulatedScores:
     Raises
     ------
     UnsupportedModelError
-        If the model's outcomes cannot be drawn.
+        If the model's outcomes cannot be drawn, or are drawn by code that is not PyMC's own.
     Exception
         Of any kind, if drawing made-up ones fails.
     """
@@ -80,6 +84,7 @@ class SimulatedScores:
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
         model, roles = parameters.model, likelihood.roles
+        _refuse_foreign_laws(list(model.observed_RVs))
         self._likelihood, self._gradients = likelihood, gradients
         self._outcomes = Outcomes(model, roles, 0, **(compile_kwargs or {}))
         joined, theta = parameters.join(model.replace_rvs_by_values(list(model.free_RVs)))
@@ -128,6 +133,23 @@ class SimulatedScores:
     def _draw(self, theta: Vector, rows: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         n = rows[0].shape[self._likelihood.axes[0]]
         return self._outcomes.in_place(self._point(theta), n, rows)
+
+
+def _refuse_foreign_laws(outcomes: list[Variable]) -> None:
+    """Refuse code of others that draws: nobody knows whether a record's outcome depends on other records there.
+
+    Laws of PyMC's own draw each entry by its own parameters, which the log-likelihood depends on, too, and that is
+    checked to be a function of a record alone.
+    """
+    for node in io_toposort(list(graph_inputs(outcomes)), outcomes):
+        op: Any = node.op
+        if isinstance(op, RandomVariable | SymbolicRandomVariable) and not type(
+            op
+        ).__module__.startswith(("pymc.", "pytensor.")):
+            raise UnsupportedModelError(f"{type(op).__name__} draws by code that is not PyMC's.")
+        inner = getattr(op, "fgraph", None)
+        if inner is not None:
+            _refuse_foreign_laws(list(inner.outputs))
 
 
 def _few_values(rv: Variable) -> list[int] | None:

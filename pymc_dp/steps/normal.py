@@ -28,9 +28,8 @@ _PATIENCE = 15
 
 _OBSERVED = Note(
     "model",
-    "The model cannot draw its own outcomes (a `Potential`-like law, or `CustomDist` without `random`), so how sharp the "
-    "likelihood is was taken from the squares of its slopes. Where the model is wrong, intervals may be a quarter too narrow or "
-    "too wide.",
+    "The model's outcomes cannot be drawn by PyMC's own laws (it has a `CustomDist`, perhaps), so how sharp the likelihood is "
+    "was taken from the squares of its slopes. Where the model is wrong, intervals may be a quarter too narrow or too wide.",
 )
 _CUT_SHORT = Note(
     "interrupted",
