@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "diagnostics": set(),
     "checks": {"exceptions"},
     "privacy": {"exceptions", "checks"},
-    "likelihood": {"exceptions", "checks", "compat", "progress"},
+    "likelihood": {"linalg", "exceptions", "checks", "compat", "progress"},
     "exponential_family": {"exceptions", "compat", "likelihood"},
     "statistics": {"exceptions", "checks"},
     "mechanisms": {"exceptions", "checks", "compat", "privacy", "statistics", "unconstrained"},

@@ -700,9 +700,14 @@ def test_owners_measure_what_one_curator_does():
         assert sd == pytest.approx(moves * bound * one.multiplier(0.01), rel=1e-5)
         assert of_three == pytest.approx(moves * bound * three.multiplier(0.01), rel=1e-5)
         assert of_three > 1.5 * sd
-    for of, kind, bins in ((Gradient(THETA, W), "gradient_sizes", 1), (information, "information_sizes", 2)):
+    for of, kind, bins in (
+        (Gradient(THETA, W), "gradient_sizes", 1),
+        (information, "information_sizes", 2),
+    ):
         for measure in (one, three):
-            np.testing.assert_array_equal(measure.histogram(of, **at, bins_per_octave=bins).released, exact[kind])
+            np.testing.assert_array_equal(
+                measure.histogram(of, **at, bins_per_octave=bins).released, exact[kind]
+            )
             assert measure.spent <= 0.04 + 1e-12
 
 

@@ -306,7 +306,7 @@ def test_without_an_anchor_it_is_hmc(quiet, caplog, monkeypatch):
     """Decided before anything is spent."""
 
     def refuse(*arguments, **keywords):
-        raise NoSurrogateError("cannot be differentiated.")
+        raise dp.NoSurrogateError("cannot be differentiated.")
 
     monkeypatch.setattr("pymc_dp.sampling.DPSurrogate.__init__", refuse)
     with pm.Model():

@@ -50,8 +50,10 @@ def with_rows(
 
 def _made_again(node: Any, inputs: list[Variable]) -> list[Variable]:
     op = node.op
-    fits = not isinstance(op, OpFromGraph) or all(
-        known.is_super(new.type) for known, new in zip(op.input_types, inputs, strict=False)
+    # What an inner graph gives may be of a known length, by a size that is now another.
+    fits = not isinstance(op, OpFromGraph) or (
+        all(known.is_super(new.type) for known, new in zip(op.input_types, inputs, strict=False))
+        and all(n is None for v in node.outputs for n in getattr(v.type, "shape", ()))
     )
     if fits:
         return list(op.make_node(*inputs).outputs)

@@ -153,8 +153,10 @@ def _refuse_foreign_laws(outcomes: list[Variable]) -> None:
 
 
 def _few_values(rv: Variable) -> list[int] | None:
-    """All values of an outcome; None if they are many, or not known."""
+    """All values of a record's outcome; None if they are many, or not known."""
     op: Any = rv.owner.op
+    if rv.type.ndim > 1:  # several entries a record: their combinations are many
+        return None
     if isinstance(op, BernoulliRV):
         return [0, 1]
     if isinstance(op, CategoricalRV):

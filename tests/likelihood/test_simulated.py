@@ -125,7 +125,9 @@ def test_a_score_that_is_not_clipped_is_the_gradient(law):
     theta, V = place(law)
     records = records_of(law)
     np.testing.assert_allclose(
-        terms(Score(theta, V, 1e6, 0.7), records), terms(Gradient(theta, V, 0.7), records), atol=1e-12
+        terms(Score(theta, V, 1e6, 0.7), records),
+        terms(Gradient(theta, V, 0.7), records),
+        atol=1e-12,
     )
 
 
@@ -186,7 +188,9 @@ def test_units_terms_are_their_own(query):
     alone = [
         records_of("logistic", x[k : k + 1], y[k : k + 1]).total(of, 0.3) for k in range(len(x))
     ]
-    np.testing.assert_array_equal(records_of("logistic", x, y).total(of, 0.3), np.sum(alone, axis=0))
+    np.testing.assert_array_equal(
+        records_of("logistic", x, y).total(of, 0.3), np.sum(alone, axis=0)
+    )
 
 
 # -- information -------------------------------------------------------------------------------
@@ -245,9 +249,7 @@ def test_no_two_units_informations_point_against_each_other(law):
     """What its smaller noise rests on; with drawn outcomes and records that are not numbers, too."""
     rng, (theta, V) = np.random.default_rng(3), place(law)
     x = np.concatenate([WILD, rng.standard_t(1, size=(80, 2))])
-    found = terms(
-        Information(theta, V, 0.3, 0.5), records_of(law, x, rng.integers(2, size=len(x)))
-    )
+    found = terms(Information(theta, V, 0.3, 0.5), records_of(law, x, rng.integers(2, size=len(x))))
     lengths = np.linalg.norm(found, axis=1)
     counted = np.isfinite(lengths) & (lengths > 0)
     assert counted.sum() > 60
@@ -321,7 +323,7 @@ def test_a_units_outcomes_do_not_depend_on_what_was_observed(law):
     y = np.random.default_rng(6).integers(2, size=N)
     one, two = (simulated(records_of(law, y=values), theta) for values in (Y, y))
     np.testing.assert_array_equal(one, two)
-    assert (Y != y).any()
+    assert (y != Y).any()
 
 
 def test_a_models_outcomes_leave_its_records_alone():
@@ -373,7 +375,9 @@ def test_records_with_several_outcomes_each():
     p = expit(x * theta)
     off = found[:, 0, 0] - (p * (1 - p) * x**2).sum(axis=1)
     assert abs(off.mean()) < 5 * off.std() / np.sqrt(n) + 1e-12
-    scores = np.concatenate([np.einsum("kn,knd->n", s.weights, s.simulated) for s in records.scores(theta)])
+    scores = np.concatenate(
+        [np.einsum("kn,knd->n", s.weights, s.simulated) for s in records.scores(theta)]
+    )
     assert abs(scores.mean()) < 5 * scores.std() / np.sqrt(n) + 1e-12
 
 
@@ -388,6 +392,56 @@ def test_without_draws_the_observed_scores_stand_for_the_models():
     found, kept = halves(Information(theta, V, 0.5), records)
     np.testing.assert_allclose(found, np.einsum("ni,nj->nij", z, z))
     np.testing.assert_allclose(kept, np.einsum("ni,nj->nij", clipped, z))
+
+
+def every(mu, x):
+    """Laws with parameters that are one number for all records, which only the size tells the number of."""
+    y = np.abs(x[:, 0]) + 0.1
+    numbers, counts = {"observed": y}, {"observed": np.round(2 * y)}
+    rate = pm.math.exp(mu)
+    return {
+        "asymmetric Laplace": lambda: pm.AsymmetricLaplace("y", kappa=1.0, mu=mu, b=1.0, **numbers),
+        "censored": lambda: pm.Censored("y", pm.Weibull.dist(2.0, rate), None, 1.5, **numbers),
+        "hurdle": lambda: pm.HurdlePoisson("y", 0.3, rate, **counts),
+        "mixture": lambda: pm.NormalMixture(
+            "y", pt.stack([0.3 + 0 * mu, 0.7]), pt.stack([mu, mu + 1]), **numbers
+        ),
+        "ordered": lambda: pm.OrderedLogistic(
+            "y", eta=mu * x[:, 1], cutpoints=pt.stack([mu, mu + 1]), observed=Y
+        ),
+        "Student": lambda: pm.StudentT("y", nu=4, mu=mu, **numbers),
+        "truncated": lambda: pm.Truncated("y", pm.Normal.dist(mu), lower=0.0, **numbers),
+        "Weibull": lambda: pm.Weibull("y", 2.0, rate, **numbers),
+        "zero-inflated": lambda: pm.ZeroInflatedNegativeBinomial("y", 0.3, rate, 2.0, **counts),
+    }
+
+
+@pytest.mark.parametrize("name", every(0.0, X))
+def test_laws_of_pymc_are_drawn_from(name):
+    with pm.Model() as model:
+        every(pm.Normal("mu"), X)[name]()
+    compiled = dp.compile(model, compile_kwargs=FAST)
+    assert compiled.simulated is not None
+    records = LocalRecords(compiled, 1, words=np.zeros(4, np.uint64))
+    (scores,) = records.scores(np.array([0.2]))
+    assert np.isfinite(scores.simulated).all()
+    assert np.ptp(scores.simulated) > 0
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        {"random": lambda mu, rng=None, size=None: rng.normal(mu, size=size).cumsum()},
+        {"dist": lambda mu, size: pt.cumsum(pm.Normal.dist(mu, size=size))},
+    ],
+    ids=["random", "dist"],
+)
+def test_others_code_does_not_draw(law):
+    """It may let a record's outcome depend on other records, whatever the density says."""
+    density = {"logp": lambda y, mu: -((y - mu) ** 2) / 2}
+    with pm.Model() as model:
+        pm.CustomDist("y", pm.Normal("mu"), **law, **density, observed=X[:, 0])
+    assert dp.compile(model, compile_kwargs=FAST).simulated is None
 
 
 def test_lengths_of_all_queries_can_be_counted():
@@ -462,6 +516,6 @@ def test_a_model_that_cannot_draw_its_outcomes_is_sampled_and_that_is_said(caplo
     )  # fmt: skip
     with caplog.at_level("WARNING", logger="pymc.dp"):
         r = step.release().posterior
-    assert "cannot draw its own outcomes" in caplog.text
+    assert "cannot be drawn by PyMC's own laws" in caplog.text
     off = (r.mean - [0.5, -0.2, 0.0]) / np.sqrt(np.diag(r.covariance))
     assert np.abs(off).max() < 4.5

@@ -304,7 +304,7 @@ def test_what_noise_is_said_to_do_it_does():
     """Errors of the mode over many noises, in the sds that are claimed for them."""
     model, runs = logistic(), 40
     records, prior = records_of(model), PublicLogDensity(ParameterSpace(model), FAST)
-    mode, covariance = mode_of(model, prior)
+    mode, _ = mode_of(model, prior)
     squares, shifts = [], []
     for seed in range(runs):
         r = build_anchor(measured(records, 1.0, seed), prior, np.zeros(3)).posterior
