@@ -37,11 +37,16 @@ _WITHOUT_SIZE = 20
 
 @dataclass(frozen=True)
 class Parts:
-    """How a share is divided: sizes, scores, information."""
+    """How a share is divided: sizes, scores, information.
+
+    `room` is noise in the information, times √d, that needs not be less: its bound is as long as that allows, for units
+    that are so few that counts do not show them.
+    """
 
     sizes: float
     scores: float
     information: float
+    room: float
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,13 @@ class Asking:
         self.mu = 1 / measure.multiplier(1.0)
 
     def at(
-        self, theta: Vector, V: Vector, share: float, parts: Parts, before: Measured | None = None
+        self,
+        theta: Vector,
+        V: Vector,
+        share: float,
+        parts: Parts,
+        before: Measured | None = None,
+        least: float = 0.0,
     ) -> Measured:
         """Ask for everything at a place.
 
@@ -111,6 +122,8 @@ class Asking:
         parts : Parts
         before : Measured, optional
             Of a place so near that sizes are about the same: its histograms are counted in.
+        least : float
+            A bound that scores need at least.
         """
         d, T, measure = len(theta), self._tempering, self.measure
         of_sizes = share * parts.sizes
@@ -123,6 +136,7 @@ class Asking:
         )
         number = self._number(_BEYOND, d, for_scores)
         b, excess = size_exceeded_by(number, *pooled(sizes))
+        b = max(b, least)
         score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
         clipped = _OF_CLIPPED * number * excess * b / math.sqrt(d)
 
@@ -134,7 +148,8 @@ class Asking:
         number = self._number(_BEYOND_INFORMATION, d, for_information)
         largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
         # Wider, noise would drown all directions but one; clipped, the next frame shows more of it.
-        C = min(largest, math.sqrt(2 / d) / measure.noise_sd(1.0, for_information))
+        for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information))
+        C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
         information, kept = (as_matrix(half, d) for half in np.split(packed, 2))
         return Measured(

@@ -124,7 +124,7 @@ class Owner:
         self.n_units, self._unit = roles.n_units, roles.unit
         self._d = compiled.d
         surrogate = ratio_share < 1
-        if surrogate and self._d * (self._d + 1) // 2 > MAX_DIMENSION:
+        if surrogate and self._d * (self._d + 1) > MAX_DIMENSION:
             raise UnsupportedModelError(
                 f"A surrogate needs the information in all {self._d} parameters, and these are too many. Use "
                 "`ratios` and `ratio_share=1`."

@@ -9,6 +9,7 @@ from pymc_dp.exceptions import PrivacyError
 from pymc_dp.federated.agreement import RATIO, Answer, Ask, parameters_digest
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector
+from pymc_dp.privacy.filter import LEAST_SHARE
 from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.records.queries import Gradient, Query, Score, is_acute
@@ -55,7 +56,7 @@ class Owners:
 
     def require(self, kind: str) -> None:
         """Refuse to begin what an owner will not take part in."""
-        if not self._least(kind) > 0:
+        if not self._least(kind) > LEAST_SHARE:
             raise PrivacyError(
                 f"Some owner takes no part in a {kind}, or no more: see `ratios` and `ratio_share` "
                 "of `Owner`."

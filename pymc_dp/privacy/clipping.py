@@ -27,9 +27,9 @@ RESOLUTION = 2**26
 # Rounding in the computed norm of a d-vector is below (d + 2) 2^-53, in the factor of a vector that
 # is clipped below 2^-22 (single precision). Scaling down by this much keeps the norm of the integer
 # vector under RESOLUTION for any d up to MAX_DIMENSION.
-_SHRINK = 1.0 - 2.0**-40
+_SHRINK = 1.0 - 2.0**-39
 _SHRINK_CLIPPED = 1.0 - 2.0**-21
-MAX_DIMENSION = 2**12
+MAX_DIMENSION = 2**13
 MAX_LENGTH = 2**20
 """Numbers of a sum of which a unit adds to few, at most: every one of them gets its own noise."""
 

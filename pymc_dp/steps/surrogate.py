@@ -152,9 +152,9 @@ class DPSurrogate(PrivateStep):
                     "that the likelihood reads as `a[group]`, and this is not one. Leave `family` out."
                 )
             return HierarchicalFamily(*settings)
-        if d * (d + 1) // 2 > MAX_DIMENSION:
+        if d * (d + 1) > MAX_DIMENSION:
             raise UnsupportedModelError(
-                f"A normal surrogate needs the Hessian in all {d} parameters, and these are too many for it. If they are of "
+                f"A normal surrogate needs the information in all {d} parameters, and these are too many for it. If they are of "
                 "groups, write `pm.Normal('a', mu, tau, dims='group')`, read as `a[group]`, one array for each effect; if "
                 "there is one for each person, see `pymc_dp.integrate_out`. `step=pymc_dp.DPHMC` takes any number of them, "
                 "but needs very many records for each."

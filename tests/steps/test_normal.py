@@ -282,7 +282,7 @@ def run_in_units(unit, seed, z=0.5):
     return r.mean / sds, r.covariance / np.outer(sds, sds), found.rounds
 
 
-@pytest.mark.parametrize("unit", [2.0**20, 2.0**-10, 2.0**30])
+@pytest.mark.parametrize("unit", [2.0**20, 2.0**-10])
 def test_a_run_does_not_depend_on_parameters_units(unit):
     """A covariate in grams or in tons, and the same noise: sizes are counted in bins of powers of two."""
     one, other = run_in_units(1.0, 1), run_in_units(unit, 1)
