@@ -22,6 +22,8 @@ BATCH = "tests/privacy/test_barker_release.py"
 MECHANISMS = "tests/test_mechanisms.py"
 OWNERS = "tests/test_federated.py"
 EXPONENTIAL = "tests/steps/test_exponential.py"
+SIMULATED = "tests/likelihood/test_simulated.py"
+NORMAL = "tests/steps/test_normal.py"
 
 MUTANTS: list[Mutant] = [
     # -- sensitivities under the two relations ---------------------------------------------------
@@ -1009,8 +1011,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "federated/agreement.py",
-        'of = kind_of(values["theta"], values["W"])',
-        'of = kind_of(values["theta"], np.eye(len(values["theta"])))',
+        'at = values["theta"], values["W"]',
+        'at = values["theta"], np.eye(len(values["theta"]))',
         "owners answer in the coordinates that were asked for",
         f"{OWNERS} -k clipped_sums",
     ),
@@ -1322,5 +1324,118 @@ MUTANTS: list[Mutant] = [
         "        if added is None:\n",
         "a Deterministic added later is not released unchecked",
         "tests/steps/test_host.py -k deterministic_added",
+    ),
+    # -- scores, information, and the normal surrogate ---------------------------------------------
+    Mutant(
+        "likelihood/simulated.py",
+        "np.concatenate([words, np.asarray(",
+        "np.concatenate([0 * words, np.asarray(",
+        "nobody else knows what seeds the outcomes",
+        f"{SIMULATED} -k other_words",
+    ),
+    Mutant(
+        "likelihood/simulated.py",
+        "np.asarray(theta, np.float64).view(np.uint64)",
+        "np.zeros(len(theta)).view(np.uint64)",
+        "other places have outcomes of their own",
+        f"{SIMULATED} -k whenever_theta",
+    ),
+    Mutant(
+        "likelihood/simulated.py",
+        "if rv.type.ndim > 1:",
+        "if rv.type.ndim > 9:",
+        "outcomes of several entries are not a few values",
+        f"{SIMULATED} -k several_outcomes",
+    ),
+    Mutant(
+        "likelihood/simulated.py",
+        '("pymc.", "pytensor.")',
+        '("",)',
+        "nobody's own code draws outcomes",
+        f"{SIMULATED} -k others_code",
+    ),
+    Mutant(
+        "likelihood/rows.py",
+        "and all(n is None for v in node.outputs",
+        "and all(True or n is None for v in node.outputs",
+        "outcomes of parameters that are one number are as many as the rows",
+        f"{SIMULATED} -k laws_of_pymc",
+    ),
+    Mutant(
+        "records/queries.py",
+        "yield clip(observed @ W, self.bound) - np.einsum(",
+        "yield clip(observed @ W, self.bound) - 0 * np.einsum(",
+        "a clipped score has mean 0",
+        f"{SIMULATED} -k mean_of_a_score",
+    ),
+    Mutant(
+        "records/queries.py",
+        "kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)",
+        "kept = weights * np.ones(z.shape[:2])",
+        "what clipped scores keep is told from what there is",
+        f"{SIMULATED} -k what_is_kept",
+    ),
+    Mutant(
+        "records/queries.py",
+        "    return np.where(np.isfinite(z).all(axis=2, keepdims=True), z, 0.0)",
+        "    return z",
+        "a unit whose outcomes overflow adds nothing, and no NaN",
+        f"{SIMULATED}",
+    ),
+    Mutant(
+        "records/queries.py",
+        "    acute = True",
+        "    acute = False",
+        "information has its own sensitivity",
+        f"{SIMULATED} -k sensitivity",
+    ),
+    Mutant(
+        "anchor/measured.py",
+        "b = max(b, least)",
+        "b = max(b, 0.0)",
+        "outcomes of a few records are not clipped away",
+        f"{NORMAL} -k tell_all",
+    ),
+    Mutant(
+        "anchor/measured.py",
+        "max(largest, parts.room * for_one)",
+        "largest",
+        "who alone tell of a parameter is not clipped away",
+        f"{OWNERS} -k rare_covariate",
+    ),
+    Mutant(
+        "anchor/measured.py",
+        "_SEEN = 4.75",
+        "_SEEN = 2.0",
+        "noise alone sets no parameter's units",
+        f"{NORMAL}",
+    ),
+    Mutant(
+        "anchor/bounds.py",
+        "_falling(counts[last:])[1:]",
+        "counts[last:][1:]",
+        "noise alone is no tail",
+        "tests/steps/test_size_bounds.py",
+    ),
+    Mutant(
+        "anchor/beliefs.py",
+        "gain = inverse.T @ root @ (U / np.clip(values, _LEAST_KEPT, 1.0)) @ U.T @ R",
+        "gain = inverse.T",
+        "what clipping took off a score is made up for",
+        f"{NORMAL} -k 'noise_is_said or clip or bound'",
+    ),
+    Mutant(
+        "anchor/build.py",
+        "self.arrived = self._good and length",
+        "self.arrived = length",
+        "a last query that finds something else is told",
+        f"{OWNERS} -k contradicts",
+    ),
+    Mutant(
+        "anchor/build.py",
+        "except (np.linalg.LinAlgError, OverflowError):",
+        "except OverflowError:",
+        "equations without a solution end in the prior, and give the rest back",
+        f"{OWNERS} -k without_a_solution",
     ),
 ]
