@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 
 import pymc_dp as dp
@@ -74,6 +75,13 @@ def compiled_logistic(n: int = 120, d: int = 2, seed: int = 0) -> dp.CompiledMod
 def compiled():
     """The same, compiled once for all tests of a worker: neither it nor its model is to be changed."""
     return compiled_logistic
+
+
+@pytest.fixture
+def interpret():
+    """What PyMC compiles for its own ends in each run anew (what a trace keeps, starting points) is interpreted too."""
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        yield
 
 
 @pytest.fixture(scope="session")
