@@ -70,7 +70,6 @@ benchmarks: $(VENV)/.ready-benchmarks
 	$(BIN)/python benchmarks/gradient_ways.py
 	$(BIN)/python benchmarks/first_draw.py
 	$(BIN)/python benchmarks/ordinary_models.py
-	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/compare_models.py
 	$(BIN)/python benchmarks/curved_mmd.py
 	$(BIN)/python benchmarks/curved_coverage.py

@@ -41,6 +41,11 @@ def as_matrix(vector: Vector, d: int) -> Vector:
     return matrix + np.tril(matrix, -1).T
 
 
+def symmetric(matrix: Vector) -> Vector:
+    """The symmetric part, of what rounding has made asymmetric."""
+    return np.asarray((matrix + matrix.T) / 2)
+
+
 def floored(matrix: Vector, least: float) -> Vector:
     """Positive definite, with eigenvalues as they are in size, but `least` at least."""
     values, vectors = np.linalg.eigh(matrix)

@@ -390,9 +390,9 @@ def test_an_owner_tells_nothing(name, kind, tells_nothing):
     requests = {
         "offer": {},
         "gradient_sizes": at | {"bins_per_octave": np.array(1.0)},
-        "gradient": at | {"bound": np.array(0.1)},
-        "hessian": at | {"bound": np.array(0.1)},
-        "gradient_longer": at | {"length": np.array(0.1)},
+        "score": at | {"bound": np.array(0.1)},
+        "information_sizes": at | {"bins_per_octave": np.array(2.0), "score_bound": np.array(0.1)},
+        "information": at | {"bound": np.array(0.1), "score_bound": np.array(0.1)},
         "ratio": {"theta": np.zeros(2), "proposal": np.full(2, 0.1), "bound": np.array(0.1)},
     }
 

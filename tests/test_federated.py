@@ -5,7 +5,6 @@ import logging
 import math
 import pickle
 import sqlite3
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -19,7 +18,6 @@ from scipy.stats import chi2
 import pymc_dp as dp
 from pymc_dp.anchor.law import Law, posterior_of
 from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.anchor.verdict import judge
 from pymc_dp.diagnostics import Diagnostics
 from pymc_dp.federated import FederatedPenalty, Owner, Surrogate, find_surrogate
@@ -29,29 +27,19 @@ from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.histogram import bin_counts
-from pymc_dp.records.queries import Gradient, Hessian, NormExceeds
+from pymc_dp.records.queries import Gradient, Information, Score
 from pymc_dp.records.sums import LocalRecords
 
 D = 2
-KINDS = (
-    "gradient_sizes",
-    "hessian_sizes",
-    "gradient",
-    "hessian",
-    "gradient_longer",
-    "hessian_longer",
-    "ratio",
-)
+KINDS = ("gradient_sizes", "information_sizes", "score", "information", "ratio")
 FAST = {"mode": "FAST_COMPILE"}
 THETA, W = np.array([0.3, -0.5]), np.array([[0.2, 0.05], [0.0, 0.3]])
 AT = {"theta": THETA, "W": W, "share": np.array(0.1)}
 REQUESTS = {
     "gradient_sizes": AT | {"bins_per_octave": np.array(1.0)},
-    "hessian_sizes": AT | {"bins_per_octave": np.array(2.0)},
-    "gradient": AT | {"bound": np.array(0.1)},
-    "hessian": AT | {"bound": np.array(0.01)},
-    "gradient_longer": AT | {"length": np.array(0.1)},
-    "hessian_longer": AT | {"length": np.array(0.01)},
+    "information_sizes": AT | {"bins_per_octave": np.array(2.0), "score_bound": np.array(0.2)},
+    "score": AT | {"bound": np.array(0.1)},
+    "information": AT | {"bound": np.array(0.01), "score_bound": np.array(0.2)},
     "ratio": {"theta": THETA, "proposal": THETA + 0.1, "bound": np.array(0.08)},
 }
 SENTINEL = 271828.182845904509
@@ -113,12 +101,26 @@ def exact_answers(x, y):
     """By NumPy, from the definitions."""
     p = 1 / (1 + np.exp(-x @ THETA))
     g = ((y - p)[:, None] * x) @ W
-    H = -(p * (1 - p))[:, None, None] * np.einsum("ni,nj->nij", x @ W, x @ W)
-    packed = np.stack([H[:, 0, 0], math.sqrt(2) * H[:, 1, 0], H[:, 1, 1]], axis=1)
-    sizes = [np.linalg.norm(v, axis=1) for v in (g, packed)]
 
-    def clipped(v, size, bound):
-        return (v * np.minimum(1, bound / size)[:, None]).sum(axis=0)
+    def clipped(v, bound):
+        return v * np.minimum(1, bound / np.linalg.norm(v, axis=1))[:, None]
+
+    # At the outcomes 1 and 0, of which the model says how probable they are.
+    ones, zeros = ((1 - p)[:, None] * x) @ W, (-p[:, None] * x) @ W
+
+    def expected(of):
+        return np.einsum("n,n...->n...", p, of(ones)) + np.einsum("n,n...->n...", 1 - p, of(zeros))
+
+    def packed(bound):
+        M = expected(lambda z: np.einsum("ni,nj->nij", clipped(z, bound), z))
+        return np.stack([M[:, 0, 0], math.sqrt(2) * M[:, 1, 0], M[:, 1, 1]], axis=1)
+
+    scores = clipped(g, 0.1) - expected(lambda z: clipped(z, 0.1))
+    information = np.concatenate([packed(np.inf), packed(0.2)], axis=1)
+    sizes = [np.linalg.norm(v, axis=1) for v in (g, information)]
+    # Some are clipped, and some are not.
+    assert 10 < np.sum(sizes[0] > 0.1) < len(x) - 10
+    assert 10 < np.sum(sizes[1] > 0.01) < len(x) - 5
 
     def log_likelihood(theta):
         return y * (x @ theta) - np.logaddexp(0, x @ theta)
@@ -126,11 +128,9 @@ def exact_answers(x, y):
     ratios = log_likelihood(THETA + 0.1) - log_likelihood(THETA)
     return {
         "gradient_sizes": bin_counts(sizes[0], 1),
-        "hessian_sizes": bin_counts(sizes[1], 2),
-        "gradient": clipped(g, sizes[0], 0.1),
-        "hessian": clipped(packed, sizes[1], 0.01),
-        "gradient_longer": np.sum(sizes[0] > 0.1) - len(x) / 2,
-        "hessian_longer": np.sum(sizes[1] > 0.01) - len(x) / 2,
+        "information_sizes": bin_counts(sizes[1], 2),
+        "score": clipped(scores, 0.1).sum(axis=0),
+        "information": clipped(information, 0.01).sum(axis=0),
         "ratio": np.clip(ratios, -0.08, 0.08).sum(),
     }
 
@@ -142,8 +142,6 @@ def test_answers_without_noise_are_the_clipped_sums():
         answer = owner.answer(kind, request)
         assert set(answer) == {kind}
         np.testing.assert_allclose(answer[kind], exact[kind], atol=len(x) / RESOLUTION)
-    for kind in ("gradient_longer", "hessian_longer"):
-        assert 10 < exact[kind] + len(x) / 2 < 140  # some are clipped, and some are not
 
 
 def test_noise_is_what_the_offer_says():
@@ -151,8 +149,10 @@ def test_noise_is_what_the_offer_says():
     x, y = records(1, n=40)
     owner = owner_of(x, y, epsilon=30.0, ratios=200)
     offer, exact = owner.answer("offer", {}), exact_answers(x, y)
-    sensitivity = {"gradient_sizes": math.sqrt(2), "hessian_sizes": math.sqrt(2), "gradient": 0.2,
-                   "hessian": 0.02, "gradient_longer": 1.0, "hessian_longer": 1.0, "ratio": 0.16}  # fmt: skip
+    root = math.sqrt(2)  # replacing a unit moves two counts, or an acute sum at a right angle
+    sensitivity = {
+        "gradient_sizes": root, "information_sizes": root, "score": 0.2, "information": root * 0.01, "ratio": 0.16,
+    }  # fmt: skip
     for kind, request in REQUESTS.items():
         share = 0.0012
         z = offer["ratio"][1] if kind == "ratio" else offer["surrogate"][1] / math.sqrt(share)
@@ -173,7 +173,7 @@ def test_neighbours_differ_by_the_sensitivity_at_most():
     x2[7], y2[7] = (
         [4.0, -6.0],
         0,
-    )  # gradient, Hessian and ratio are clipped, and the ratio is positive
+    )  # score, information and ratio are clipped, and the ratio is positive
     one, other = (
         owner_of(*data, noise_source=dp.InsecureSeededNoise(4)) for data in ((x, y), (x2, y2))
     )
@@ -182,11 +182,9 @@ def test_neighbours_differ_by_the_sensitivity_at_most():
         moved[kind] = np.linalg.norm(answers[0][kind] - answers[1][kind])
     tiny = 1e-9
     assert moved["gradient_sizes"] == pytest.approx(math.sqrt(2), abs=tiny)
-    assert moved["hessian_sizes"] == pytest.approx(math.sqrt(2), abs=tiny)
-    assert 0.09 < moved["gradient"] <= 2 * 0.1 + tiny
-    assert 0.009 < moved["hessian"] <= 2 * 0.01 + tiny
-    assert moved["gradient_longer"] == pytest.approx(1.0, abs=1e-6)
-    assert moved["hessian_longer"] == pytest.approx(1.0, abs=1e-6)
+    assert moved["information_sizes"] == pytest.approx(math.sqrt(2), abs=tiny)
+    assert 0.09 < moved["score"] <= 2 * 0.1 + tiny
+    assert 0.009 < moved["information"] <= math.sqrt(2) * 0.01 + tiny
     assert 0.07 < moved["ratio"] <= 2 * 0.08 + tiny
 
 
@@ -195,7 +193,7 @@ def test_neighbours_differ_by_the_sensitivity_at_most():
 
 def exhaust(owner):
     """Ask for all that is left, in parts of many sizes, and then for more."""
-    shares = [0.001, 0.2, 0.05, 0.3, 0.149]
+    shares = [0.001, 0.25, 0.45]
     kinds = [kind for kind in KINDS if kind != "ratio"]
     for kind, share in zip(kinds, [*shares, 1 - sum(shares)], strict=True):
         owner.answer(kind, REQUESTS[kind] | {"share": np.array(share)})
@@ -220,10 +218,12 @@ def test_shares_add_up_to_the_owners_release():
 
     owner = owner_of(*records(0), noise_source=Watched(0), ratios=0)
     z = owner.answer("offer", {})["surrogate"][1]
-    for kind, share in {"gradient": 0.3, "hessian": 0.2, "hessian_longer": 0.5}.items():
+    for kind, share in {"score": 0.3, "information": 0.7}.items():
         owner.answer(kind, REQUESTS[kind] | {"share": np.array(share)})
-    mu2 = sum((2 * RESOLUTION / scale) ** 2 for scale in used_z)
-    assert 1 - 1e-6 < mu2 * z**2 <= 1
+    # A score that is replaced moves by two bounds, information by the root of two.
+    moves = 2, math.sqrt(2)
+    mu2 = sum((k * RESOLUTION / scale) ** 2 for k, scale in zip(moves, used_z, strict=True))
+    assert 1 - 1e-5 < mu2 * z**2 <= 1
 
 
 @pytest.mark.sweep
@@ -282,7 +282,7 @@ def broken(kind):
     yield good | {"noise_multiplier": np.array(0.0)}
     yield good | {"more": np.zeros(3)}
     yield {}
-    for name in {"bound", "length"} & set(good):
+    for name in {"bound", "score_bound"} & set(good):
         for factor in (0.0, -1.0, 1e-250, 1e250):
             yield good | {name: good[name] * factor}
 
@@ -303,7 +303,7 @@ def test_what_is_not_a_request_is_refused_before_anything_is_charged(tmp_path, m
             tried += 1
     for kind in ("", "Gradient", "sizes", "noise", "__class__", "surrogate"):
         with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
-            owner.answer(kind, REQUESTS["gradient"])
+            owner.answer(kind, REQUESTS["score"])
     assert tried > 150
     assert set(used(owner).values()) == {0}
     assert not (tmp_path / "log").exists()
@@ -329,7 +329,7 @@ def test_kinds_that_were_not_agreed_to_are_refused():
     with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
         owner_of(*records(0), ratios=0).answer("ratio", REQUESTS["ratio"])
     with pytest.raises(dp.PrivacyConfigurationError, match="nothing else"):
-        owner_of(*records(0), ratio_share=1.0).answer("gradient", REQUESTS["gradient"])
+        owner_of(*records(0), ratio_share=1.0).answer("score", REQUESTS["score"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -364,7 +364,7 @@ def test_no_data_are_read_when_the_ledger_will_not_count(monkeypatch):
 
     monkeypatch.setattr(LocalRecords, "total", touched)
     monkeypatch.setattr(owner.ledger, "charge", refuse)
-    for kind in ("ratio", "gradient"):
+    for kind in ("ratio", "score"):
         with pytest.raises(dp.PrivacyBudgetExceeded, match="no"):
             owner.answer(kind, REQUESTS[kind])
 
@@ -376,10 +376,10 @@ def test_a_copy_cannot_answer_again(monkeypatch):
     owner._given["ratio"] = 0
     with pytest.raises(dp.PrivacyBudgetExceeded):
         owner.answer("ratio", REQUESTS["ratio"])
-    owner.answer("gradient", REQUESTS["gradient"])
+    owner.answer("score", REQUESTS["score"])
     monkeypatch.setattr("pymc_dp.privacy.filter.os.getpid", lambda: -1)
     with pytest.raises(dp.PrivacyBudgetExceeded, match="only be spent in the process"):
-        owner.answer("gradient", REQUESTS["gradient"])
+        owner.answer("score", REQUESTS["score"])
     with pytest.raises(TypeError, match="private data"):
         pickle.dumps(owner)
 
@@ -590,8 +590,9 @@ def falsified(owner, wrong):
 
 def test_a_lost_search_gives_the_prior_and_says_so(caplog, monkeypatch):
     owner = owner_of(*records(0, n=1000), ratios=0)
+    # Cut short while it is far away.
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "pymc.dp"):
-        patched.setattr("pymc_dp.anchor.search.SETTINGS", replace(SETTINGS, lost=0.0))
+        patched.setattr("pymc_dp.anchor.build._SEARCH", 0.0)
         found = find_surrogate(asking([owner]), prior())
     assert not found.diagnostics.usable
     assert found.diagnostics.prior_dominated == ("all",)
@@ -612,20 +613,20 @@ def test_equations_without_a_solution_are_a_lost_search(monkeypatch, caplog):
     def fails(*args):
         raise np.linalg.LinAlgError
 
-    monkeypatch.setattr("pymc_dp.anchor.build.find_mode", fails)
+    monkeypatch.setattr("pymc_dp.anchor.build.pooled_gradient", fails)
     with caplog.at_level(logging.WARNING, "pymc.dp"):
         found = find_surrogate(asking([owner_of(*records(0))]), prior())
     assert not found.diagnostics.usable
     assert "did not arrive" in caplog.text
 
 
-def test_looks_that_contradict_each_other_are_no_use(caplog):
-    """The last gradient lies: what is spent is spent, and the surrogate says what it is worth."""
+def test_answers_that_contradict_each_other_are_no_use(caplog):
+    """The last score lies: what is spent is spent, and the surrogate says what it is worth."""
     owner, last = owner_of(*records(0, n=1000), epsilon=1e3, ratios=0), []
 
     def wrong(kind, share, answer):
         last.append(share)
-        lies = kind == "gradient" and sum(last) > 0.9
+        lies = kind == "score" and share > 0.2
         return answer + 100 * np.abs(answer).max() if lies else answer
 
     with caplog.at_level(logging.WARNING, "pymc.dp"):
@@ -637,7 +638,7 @@ def test_looks_that_contradict_each_other_are_no_use(caplog):
 
 
 def test_a_group_whose_information_was_clipped_is_not_passed_off_as_known():
-    """Seen by its gradient and not by its Hessian: far from the prior, for no reason that was seen."""
+    """Seen by its scores and not by its information: far from the prior, for no reason that was seen."""
 
     def judged(J):
         parameters = ParameterSpace(prior())
@@ -676,30 +677,33 @@ def test_the_likelihood_of_a_surrogate_is_its_law():
 
 
 def test_owners_measure_what_one_curator_does():
-    """Sums, counts and histograms of all, and the noise that is said to be in them."""
+    """Sums and histograms of all, and the noise that is said to be in them."""
     x, y = records(0, n=450)
     of_all = owner_of(x, y, noise_source=NoNoise(0))
     owners = [owner_of(x[k::3], y[k::3], noise_source=NoNoise(0)) for k in range(3)]
     one, three = (Owners(asking(some), ParameterSpace(prior())) for some in ([of_all], owners))
     at = {"share": 0.01}
     for measure in (one, three):
-        for of, length in ((Gradient, 0.1), (Hessian, 0.01)):
-            marked, sd = measure.count(NormExceeds(of(THETA, W), length), 0.005)
-            kind = f"{of.__name__.lower()}_longer"
-            assert marked == pytest.approx(exact_answers(x, y)[kind] + 225, abs=1e-6)
-        assert sd == pytest.approx(measure.multiplier(0.005))
-        assert measure.noise_sd(0.5, 0.005) == pytest.approx(sd)
-        assert measure.count_sd(0.005) == pytest.approx(math.sqrt(2) * sd)
+        assert measure.noise_sd(0.5, 0.005) == pytest.approx(measure.multiplier(0.005))
+        assert measure.count_sd(0.005) == pytest.approx(math.sqrt(2) * measure.multiplier(0.005))
         assert measure.units(0.01) == (450.0, 0.0)
-        assert measure.spent == 0.01
-    tiny = 450 / RESOLUTION
-    for of, bound in ((Gradient(THETA, W), 0.1), (Hessian(THETA, W), 0.01)):
+        assert measure.spent == 0.0
+    tiny, exact = 450 / RESOLUTION, exact_answers(x, y)
+    information = Information(THETA, W, 0.2)
+    for of, kind, bound, moves in (
+        (Score(THETA, W, 0.1), "score", 0.1, 2),
+        (information, "information", 0.01, math.sqrt(2)),
+    ):
         (theirs, sd), (ours, of_three) = (m.sum(of, bound, **at) for m in (one, three))
         np.testing.assert_allclose(ours, theirs, atol=tiny)
-        assert sd == pytest.approx(2 * bound * one.multiplier(0.01))
+        np.testing.assert_allclose(ours, exact[kind], atol=tiny)
+        assert sd == pytest.approx(moves * bound * one.multiplier(0.01), rel=1e-5)
+        assert of_three == pytest.approx(moves * bound * three.multiplier(0.01), rel=1e-5)
         assert of_three > 1.5 * sd
-        together, apart = (m.histogram(of, **at) for m in (one, three))
-        assert together.quantile(0.9) == pytest.approx(apart.quantile(0.9))
+    for of, kind, bins in ((Gradient(THETA, W), "gradient_sizes", 1), (information, "information_sizes", 2)):
+        for measure in (one, three):
+            np.testing.assert_array_equal(measure.histogram(of, **at, bins_per_octave=bins).released, exact[kind])
+            assert measure.spent <= 0.04 + 1e-12
 
 
 @pytest.mark.parametrize("wrong", [None, np.nan, "shape"], ids=str)
@@ -708,13 +712,13 @@ def test_an_answer_that_is_none_is_refused(wrong):
 
     def ask(kind, request):
         answer = dict(owner.answer(kind, request))
-        if kind == "gradient":
-            g = answer.pop("gradient")
+        if kind == "score":
+            g = answer.pop("score")
             if wrong is not None:
-                answer["gradient"] = np.ones(D + 1) if wrong == "shape" else g * wrong
+                answer["score"] = np.ones(D + 1) if wrong == "shape" else g * wrong
         return [answer]
 
-    with pytest.raises(dp.PrivacyError, match="Owner 1 of 1 gave no 'gradient'"):
+    with pytest.raises(dp.PrivacyError, match="Owner 1 of 1 gave no 'score'"):
         find_surrogate(ask, prior())
 
 

@@ -40,7 +40,7 @@ def main(grid, context):
     ask = FlowerOwners(grid, 3)
     at = {"theta": np.zeros(3), "W": np.eye(3), "share": np.array(0.01)}
     seen = {"answers": [], "refusals": []}
-    for kind, request in [("offer", {}), ("gradient_sizes", at | {"bins_per_octave": np.ones(())}), ("gradient", at | {"bound": np.ones(())})]:
+    for kind, request in [("offer", {}), ("gradient_sizes", at | {"bins_per_octave": np.ones(())}), ("score", at | {"bound": np.ones(())})]:
         for answer in ask(kind, request):
             seen["answers"].append({name: value.tolist() for name, value in answer.items()})
     numbers = MetricRecord(
@@ -49,23 +49,23 @@ def main(grid, context):
     code = ConfigRecord({"code": b"raise SystemExit"})
     arrays = ArrayRecord([np.zeros(3)])
     for kind, content in [
-        ("query.gradient", {"numbers": code}),
-        ("query.gradient", {"numbers": numbers, "code": code}),
-        ("query.gradient", {"numbers": arrays}),
-        ("query.gradient", {"numbers": MetricRecord({"theta": 0.0, "theta.rows": 2})}),
-        ("query.gradient", {"numbers": MetricRecord({"theta": [], "theta.rows": 2**62})}),
-        ("query.gradient", {}),
+        ("query.score", {"numbers": code}),
+        ("query.score", {"numbers": numbers, "code": code}),
+        ("query.score", {"numbers": arrays}),
+        ("query.score", {"numbers": MetricRecord({"theta": 0.0, "theta.rows": 2})}),
+        ("query.score", {"numbers": MetricRecord({"theta": [], "theta.rows": 2**62})}),
+        ("query.score", {}),
         ("query.code", {"numbers": numbers}),
         ("query", {"numbers": numbers}),
         ("train", {"numbers": numbers}),
-        ("evaluate.gradient", {"numbers": numbers}),
+        ("evaluate.score", {"numbers": numbers}),
     ]:
         sent = [Message(RecordDict(content), node, kind) for node in grid.get_node_ids()]
         for reply in grid.send_and_receive(sent, timeout=60):
             (name, record), = reply.content.items()
             seen["refusals"].append([kind, name, dict(record)])
     try:
-        ask("gradient", at)
+        ask("score", at)
     except PrivacyError as refusal:
         seen["raised"] = str(refusal)
     seen["owners"] = len(list(grid.get_node_ids()))
@@ -138,7 +138,7 @@ def test_messages_other_than_numbers_are_refused(finished):
     assert "A message holds numbers, and nothing else." in texts
     assert "This owner answers queries only." in texts
     assert "A matrix consists of rows." in texts
-    assert "An owner refuses: A 'gradient' request consists of" in seen["raised"]
+    assert "An owner refuses: A 'score' request consists of" in seen["raised"]
 
 
 def test_the_journals_hold_all_that_was_received(finished):
@@ -151,11 +151,10 @@ def test_the_journals_hold_all_that_was_received(finished):
             assert one in [lines[line]["answer"] for lines in written]
     for lines in written:
         kinds = [line["kind"] for line in lines]
-        assert kinds[:2] == ["gradient_sizes", "gradient"]  # the probe's
-        assert set(kinds) <= {
-            "gradient_sizes", "hessian_sizes", "gradient", "hessian", "gradient_longer", "hessian_longer",
-        }  # fmt: skip
-        assert kinds[-3:] == ["gradient", "hessian_sizes", "hessian"]
+        assert kinds[:2] == ["gradient_sizes", "score"]  # the probe's
+        queries = ["gradient_sizes", "score", "information_sizes", "information"]
+        # For each parameter its units, and then the same four again and again.
+        assert kinds[2:] == 3 * ["gradient_sizes"] + (len(kinds) - 5) // 4 * queries
         assert sum(line["request"]["share"] for line in lines) == pytest.approx(1.0)
 
 

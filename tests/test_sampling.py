@@ -307,9 +307,9 @@ def test_without_an_anchor_it_is_hmc(quiet, caplog, monkeypatch):
     """Decided before anything is spent."""
 
     def refuse(*arguments, **keywords):
-        raise dp.UnsupportedModelError("cannot be differentiated.")
+        raise NoSurrogateError("cannot be differentiated.")
 
-    monkeypatch.setattr("pymc_dp.likelihood.compiled.UnitHessians", refuse)
+    monkeypatch.setattr("pymc_dp.sampling.DPSurrogate.__init__", refuse)
     with pm.Model():
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, 1, observed=pm.Data("Y", np.random.default_rng(0).normal(size=300)))

@@ -330,11 +330,11 @@ def test_the_models_own_records_stay_here():
             raise RuntimeError
 
     compiled = dp.compile(model)
-    local = LocalRecords(compiled, 2)
+    local = LocalRecords(compiled, 1, words=np.zeros(4, np.uint64))
     # As after a step on one machine: what it has computed of these records stays here, too.
     of = LogLikelihoodRatio(np.zeros(D), np.ones(D))
     local.total(of, 1.0)
-    [*local.hessians(np.zeros(D))]
+    [*local.scores(np.zeros(D))]
     shards = dp.Shards.__new__(dp.Shards)
     shards.client, shards.load, shards.unit = Cluster(), str, None
     shards.records = shards.units = (5,)

@@ -1,19 +1,145 @@
-"""A run's looks, in order: towards the mode, near it, and with all that is left."""
+"""A normal surrogate in one loop: ask at a place, go to the mean of the law of all answers, ask again."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_dp.anchor.law import Law, Pooled, Posterior, nearby, pooled, posterior_of
-from pymc_dp.anchor.look import Look
-from pymc_dp.anchor.looks import Looks, middle_frame
+from pymc_dp.anchor.beliefs import Belief, believe, pooled_gradient, root_trace, white_frame
+from pymc_dp.anchor.law import Law, Posterior, posterior_of
+from pymc_dp.anchor.measured import Asking, Measured, Parts
 from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.search import Search, find_mode
-from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.likelihood.prior import LogPrior
-from pymc_dp.linalg import Vector, floored, positive, power
+from pymc_dp.linalg import Vector, floored, positive, symmetric
 from pymc_dp.records.measurements import Measurements
+
+OF_COUNT = 1e-4
+"""Share of the number of units, where that is private: it sets scales only."""
+_OF_UNITS = 0.01
+"""Share of the units of parameters, at the start."""
+_SEARCH = 0.4
+"""Share from which on the search is broken off."""
+_QUERY = 0.005, 0.03
+"""Range of the share of a query on the way. Up to .06: errors 1.4 times as large, as there are fewer of them."""
+_RECORDS_TOLD = 18e3
+"""(nμ)² times the first share: about the mean of that range at n = 10,000 and ε = 1."""
+_ON_THE_WAY = Parts(sizes=0.2, scores=0.5, information=0.3)
+"""With (.3, .4, .3) errors are 1.1 times as large, with (.2, .3, .5) the same."""
+_LAST = Parts(sizes=0.05, scores=0.83, information=0.12)
+_RADIUS = 4.0
+"""Nats by which a step may change a record's log-likelihood at first. Doubled where the gradient was as predicted, halved
+where it was not."""
+_LEAST_RADIUS = 1.0
+_PRIOR_SDS = 2.0
+"""No step is longer, in the prior's sds of any parameter: towards small scales a Newton step is many times too long."""
+_NEAR = 2.5
+"""A step is short if it is less than this, in sds of what noise makes of one, or of the posterior's."""
+_KNOWN = 2.0
+"""Noise in a step from which on its place is known, in posterior sds per parameter."""
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """What the law said of the place it led to: slope of the posterior, and what might be off in it."""
+
+    slope: Vector
+    S: Vector
+    length: float
+    noise: float
+
+
+class _Run:
+    """What is known so far."""
+
+    def __init__(
+        self, measure: Measurements, log_public: LogPrior, start: Vector, tempering: float
+    ):
+        n, sd = measure.units(OF_COUNT)
+        self.n = max(n, sd, 1.0)
+        self.measure, self.log_public, self.start = measure, log_public, start
+        self.asking = Asking(measure, self.n, tempering)
+        self.of_prior = np.maximum(-np.diag(log_public.hessian(start)), 1e-12)
+        self.theta = start.copy()
+        self.P = np.diag(np.maximum(self.of_prior, self.asking.squares(start, _OF_UNITS)))
+        self.beliefs: list[Belief] = []
+        self.radius, self.arrived, self.surprise = _RADIUS, False, math.nan
+        self.off = np.zeros(len(start))
+        self._predicted: _Predicted | None = None
+        self._near: Measured | None = None
+        self.share = float(np.clip(_RECORDS_TOLD / (self.asking.mu * self.n) ** 2, *_QUERY))
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the rest is for the last query."""
+        return self.arrived or self.measure.spent > min(_SEARCH, 1 - 2 * self.share)
+
+    def ask(self, last: bool) -> Posterior:
+        """One query, and the posterior given all of them; sets :attr:`theta` to where it leads."""
+        theta, d, prior = self.theta, len(self.theta), self.log_public
+        share, parts = (1 - self.measure.spent, _LAST) if last else (self.share, _ON_THE_WAY)
+        at = self.asking.at(theta, white_frame(self.P), share, parts, self._near)
+        self.beliefs.append(believe(at, self.beliefs, prior, self.n, last))
+        now, slope = self.beliefs[-1], prior.gradient(theta)
+        self.P = now.P
+        gradient, S = pooled_gradient(self.beliefs)
+        inverse = np.linalg.inv(at.V)
+        J = symmetric(inverse.T @ positive(symmetric(at.V.T @ now.J @ at.V)) @ inverse)
+        r = posterior_of(Law(theta, gradient, J, S), prior, theta)
+        step = r.mean - theta
+        self._check(now, slope)
+        length = math.sqrt(max(float(step @ now.P @ step), 0.0))
+        nats = math.sqrt(at.largest) * float(np.linalg.norm(inverse @ step))
+        if last:
+            before = self._predicted.noise if self._predicted else 0.0
+            self.arrived = self._good and length < _NEAR * math.hypot(before, math.sqrt(d))
+            law = Law(theta, gradient, J, S + now.of_curvature(step))
+            return posterior_of(law, prior, theta)
+
+        of_prior = float(np.max(np.abs(step) * np.sqrt(self.of_prior)))
+        part = min(1.0, self.radius / max(nats, 1e-300), _PRIOR_SDS / max(of_prior, 1e-300))
+        moved = theta + part * step
+        noise = root_trace(np.linalg.solve(now.P, S))
+        self._predicted = _Predicted(
+            gradient - part * J @ step + prior.gradient(moved), S, length, noise
+        )
+        self.theta = moved
+        near = part == 1 and length < _NEAR * math.hypot(noise, math.sqrt(d))
+        self._near = at if near and len(self.beliefs) > 1 else None
+        self.arrived = now.resolved and self._good and near and noise < _KNOWN * math.sqrt(d)
+        # As dear as makes its noise a quarter of how far it is from there, which is not known to a fifth.
+        rest = math.hypot(root_trace(now.P @ r.covariance), (1 - 0.8 * part) * length)
+        wanted = now.noise * math.sqrt(share) / max(math.sqrt(d), rest / 4)
+        self.share = float(np.clip(wanted**2 / parts.scores, *_QUERY))
+        return r
+
+    def _check(self, now: Belief, slope: Vector) -> None:
+        """Compare what was found with what was predicted, and trust the law further or less far."""
+        self._good = False
+        if self._predicted is None:
+            return
+        d, before = len(slope), self._predicted
+        off = now.gradient + slope - before.slope
+        miss = math.sqrt(max(float(off @ np.linalg.solve(now.P, off)), 0.0))
+        noise = math.hypot(root_trace(np.linalg.solve(now.P, now.S)), before.noise)
+        self._good = miss <= max(before.length / 2, 2 * noise)
+        self.radius = 2 * self.radius if self._good else max(self.radius / 2, _LEAST_RADIUS)
+        self.surprise = math.sqrt(max(float(off @ np.linalg.solve(now.S + before.S, off)), 0.0) / d)
+        self.off = np.linalg.solve(now.P, off) / np.sqrt(np.diag(np.linalg.inv(now.P)))
+
+    def anchor(self, r: Posterior) -> Anchor:
+        """All that was found."""
+        last = self.beliefs[-1].at
+        return Anchor(
+            posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=last.largest, surprise=self.surprise,
+            off=self.off, improbable=self._improbable(r.mean), rounds=len(self.beliefs) - 1, arrived=self.arrived,
+        )  # fmt: skip
+
+    def _improbable(self, theta: Vector) -> Vector:
+        """What the prior would gain if a parameter were back at the start."""
+        here = self.log_public(theta)
+        back = np.where(np.eye(len(theta), dtype=bool), self.start, theta)
+        return np.array([self.log_public(moved) - here for moved in back])
 
 
 def build_anchor(
@@ -37,8 +163,8 @@ def build_anchor(
     tempering : float
         T.
     watch : callable, optional
-        Told after every look of the search how many there were, and after the first look near the mode what that
-        says. It may raise, and the rest is not spent here.
+        Told after every query of the search how many there were, and once it has arrived what that says. It may raise,
+        and the rest is not spent here.
     on_progress : callable, optional
         Told what is being done. Gets public text only.
 
@@ -48,159 +174,37 @@ def build_anchor(
 
     Notes
     -----
-    **Releases**, each of a function of one unit's record and of earlier releases: histograms, counts, sums of
-    clipped gradients, and sums of clipped Hessians as vectors of the same Frobenius norm; see
+    **Releases**, each of a function of one unit's record and of earlier releases: histograms of the sizes of
+    :class:`~pymc_dp.records.queries.Gradient` and :class:`~pymc_dp.records.queries.Information`, sums of
+    :class:`~pymc_dp.records.queries.Score` and of the latter; see
     :class:`~pymc_dp.records.measurements.Measurements` for their sensitivities. **Guarantee**: together one
     Gaussian release of the budget's multiplier.
     """
-    run = _Run(measure, log_public, start, tempering)
     try:
-        on_progress("searching for the mode")
-        search = find_mode(
-            run.looks, log_public, start, on_progress, lambda rounds: watch(rounds, None)
-        )
-        if search.lost:
-            return run.nothing()
-        on_progress("a first query there")
-        run.first(search)
-        watch(len(search.looks), run.posterior)
-        on_progress("choosing clipping bounds for good")
-        run.settle()
-        on_progress("measuring the gradient, second query")
-        run.last(third=False)
-        on_progress("measuring the gradient, third query")
-        run.last(third=True)
-        return run.anchor(search)
+        on_progress("finding the parameters' units")
+        run = _Run(measure, log_public, start, tempering)
+        while not run.must_end:
+            r = run.ask(last=False)
+            rounds = len(run.beliefs)
+            on_progress(f"query {rounds} on the way to the mode")
+            watch(rounds, r if run.arrived else None)
+        on_progress("the last query, with all that is left")
+        r = run.ask(last=True)
+        return run.anchor(r)
     except (np.linalg.LinAlgError, OverflowError):  # of released numbers
-        return run.nothing()
+        return nothing(log_public, start)
 
 
-class _Run:
-    """What is known so far."""
-
-    def __init__(
-        self,
-        measure: Measurements,
-        log_public: LogPrior,
-        start: Vector,
-        tempering: float,
-    ):
-        self.measure, self.log_public, self.start = measure, log_public, start
-        self.scales = prior_scales(log_public, start)
-        n, sd = measure.units(SETTINGS.of_units)
-        self.n = max(n, sd, 1.0)
-        self.looks = Looks(measure, self.n, self.scales, tempering)
-        self.found: list[Look] = []
-
-    def first(self, search: Search) -> None:
-        """The first look, so that the next is within about one sd."""
-        s, looks = SETTINGS, self.looks
-        self.place, self.P, t1 = search.theta, search.P, search.t1
-        self.found += search.looks
-        share = float(np.clip(t1**2, *s.first_look))
-        frames = [power(self.P, -0.5), np.diag(self.scales)]
-        pays = max(share, s.pooled_share)
-        choices = looks.choose(
-            self.place, frames, self.P, looks.cheap, pays, 2, s.near_kept,
-            0.0 if looks.poor else looks.fine,
-        )  # fmt: skip
-        chosen, _ = looks.closely(
-            self.place, choices, self.P, pays, s.near_kept, s.final_count, looks.cheap
-        )
-        for_hessian = max(s.hessian_part[0], s.hessian_of_first * share)
-        self.found.append(looks.look(self.place, chosen, share, for_hessian, s.hessians_kept))
-        self._t = t1 / math.sqrt(share)
-        self._move()
-
-    def _move(self) -> None:
-        """To the mean of the law so far."""
-        pool = self._pool(self.found)
-        r = posterior_of(pool.law, self.log_public, self.place, pool)
-        self.place, self.P, self.posterior = r.mean, r.exact, r
-
-    def _pool(self, looks: Sequence[Look]) -> Pooled:
-        prior = -self.log_public.hessian(self.place)
-        return pooled(looks, self.place, self.P, self.n, self.scales, nearby, prior)
-
-    def settle(self) -> None:
-        """The frame and the bound for all that is left, and how noise is best divided."""
-        looks, s, d = self.looks, SETTINGS, len(self.place)
-        frames = [power(self.P, -0.5), np.diag(self.scales), middle_frame(self.P, self.scales)]
-        share = looks.fine
-        choices = looks.choose(self.place, frames, self.P, looks.cheap, 0.8, 2)
-        self.chosen, sizes = looks.closely(
-            self.place, choices, self.P, 0.8, 0.0, s.final_count, share / 2, finely=share
-        )
-        V, b = self.chosen.V, self.chosen.b
-        inverse = np.linalg.inv(V)
-        X = inverse @ power(self.P, -0.5)
-        size = float(np.trace(X.T @ X)) / d
-        noise = self.measure.noise_sd
-        self.t1 = noise(b, 1.0) * math.sqrt(size)
-        C = looks.bound(sizes, 0.05, s.hessians_kept, self.chosen.hessians)
-        self.a1 = noise(C, 1.0) * size
-
-    def last(self, third: bool) -> None:
-        """A look with half of what is left, or with all of it."""
-        s, d = SETTINGS, len(self.place)
-        left = 1 - self.measure.spent
-        share = (left if third else left / 2) - self.looks.fine / 2
-        # How far the mode is from the place, by what is known, in posterior sds: there the curvature's noise acts.
-        distance = math.sqrt(d) * min(self.t1 / math.sqrt(0.4) if third else self._t, 5 * self.t1)
-        ratio = self.a1 * distance * math.sqrt((1 + 1 / d) / 2) / self.t1
-        least, most = (part * share for part in s.hessian_part)
-        known = (self.a1 / 0.1) ** 2 / 2  # by then a curvature is known to a tenth
-        for_hessian = float(
-            np.clip(share * ratio / (1 + ratio), min(max(known, least), most), most)
-        )
-        if third:
-            pool = self._pool(self.found)
-            self._predicted = pool.law.beta, pool.noise_at(np.zeros(d))
-        self.found.append(
-            self.looks.look(
-                self.place,
-                self.chosen,
-                share - for_hessian,
-                for_hessian,
-                s.hessians_kept,
-                self.looks.fine / 2,
-            )
-        )
-        self.last_place = self.place
-        self._move()
-
-    def anchor(self, search: Search) -> Anchor:
-        """All looks together."""
-        d, last = len(self.place), self.found[-1]
-        pool = pooled(self.found, self.last_place, self.P, self.n, self.scales)
-        r = posterior_of(pool.law, self.log_public, self.last_place, pool)
-        expected, S = self._predicted
-        off, V = last.gradient - expected, last.covariance + S
-        return Anchor(
-            posterior=r, V=last.V, gradient_clip=last.gradient_clip,
-            hessian_clip=last.hessian_clip,
-            surprise=math.sqrt(max(float(off @ np.linalg.solve(V, off)), 0.0) / d),
-            off=np.linalg.solve(r.exact, off) / np.sqrt(np.diag(np.linalg.inv(r.exact))),
-            improbable=self._improbable(r.mean), rounds=len(search.looks), arrived=True,
-        )  # fmt: skip
-
-    def _improbable(self, theta: Vector) -> Vector:
-        """What the prior would gain if a parameter were back at the start."""
-        here = self.log_public(theta)
-        back = np.where(np.eye(len(theta), dtype=bool), self.start, theta)
-        return np.array([self.log_public(moved) - here for moved in back])
-
-    def nothing(self) -> Anchor:
-        """The prior, for all that was learnt."""
-        at, zero = self.start, np.zeros((len(self.start),) * 2)
-        law, Λ = Law(at, np.zeros(len(at)), zero, zero), -self.log_public.hessian(at)
-        # Not at the prior's mode: a funnel has none.
-        r = Posterior(law, at, floored(Λ, 1e-12), positive(Λ, 1e-12), Λ)
-        return Anchor(
-            posterior=r, V=np.diag(self.scales), gradient_clip=math.nan,
-            hessian_clip=math.nan, surprise=math.nan, off=np.zeros(len(at)), improbable=np.zeros(len(at)),
-            rounds=0, arrived=False,
-        )  # fmt: skip
+def nothing(log_public: LogPrior, start: Vector) -> Anchor:
+    """The prior, for all that was learnt."""
+    d, zero = len(start), np.zeros((len(start),) * 2)
+    law, Λ = Law(start, np.zeros(d), zero, zero), -log_public.hessian(start)
+    # Not at the prior's mode: a funnel has none.
+    r = Posterior(law, start, floored(Λ, 1e-12), positive(Λ, 1e-12), Λ)
+    return Anchor(
+        posterior=r, V=np.eye(d), gradient_clip=math.nan, hessian_clip=math.nan, surprise=math.nan, off=np.zeros(d),
+        improbable=np.zeros(d), rounds=0, arrived=False,
+    )  # fmt: skip
 
 
 def prior_scales(log_public: LogPrior, start: Vector) -> Vector:

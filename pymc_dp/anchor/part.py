@@ -19,6 +19,7 @@ from pymc_dp.anchor.law import Law, Posterior
 from pymc_dp.anchor.model import Anchor
 from pymc_dp.compat import ancestors
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.simulated import Scores
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
@@ -54,9 +55,9 @@ class _ReadTerms:
         for chunk in self.records.gradients(self.whole(theta), units):
             yield chunk[:, self.read]
 
-    def hessians(self, theta: Vector) -> Iterator[Vector]:
-        for chunk in self.records.hessians(self.whole(theta)):
-            yield chunk[:, self.read[:, None], self.read]
+    def scores(self, theta: Vector) -> Iterator[Scores]:
+        for observed, simulated, weights in self.records.scores(self.whole(theta)):
+            yield Scores(observed[:, self.read], simulated[:, :, self.read], weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +104,6 @@ class _MeasurementsOfPart:
 
     def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         return self._measure.sum(OfPart(of, self._read, self._start), bound, share)
-
-    def count(self, of: Query, share: float) -> tuple[float, float]:
-        return self._measure.count(OfPart(of, self._read, self._start), share)
 
     def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         return self._measure.histogram(OfPart(of, self._read, self._start), share, bins_per_octave)

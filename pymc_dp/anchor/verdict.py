@@ -7,9 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.settings import SETTINGS
 from pymc_dp.diagnostics import Diagnostics, Note
 from pymc_dp.linalg import Vector
+
+_SURPRISE_TOLD, _SURPRISE_UNUSABLE = 3.0, 5.0
+"""By how many standard deviations queries may contradict each other without a warning, and from how many on draws are of
+no use."""
+_LITTLE_LEARNT = 0.02
+"""Of the prior's variance: a parameter that has kept more should not be far from its prior."""
+_PULLED = 5.0
+"""By how many sds it may be, or else its information was lost and not its gradient."""
+_IMPROBABLE = 40.0
+"""Nats that a parameter costs the prior: nine of its standard deviations. A search that noise had led there was
+sure of it."""
+_THE_PRIORS = 0.8
+"""Of the prior's variance: a parameter that has kept more is said to be the prior's."""
+_SHIFT_TOLD, _SHIFT_UNUSABLE = 1.0, 10.0
+"""Above the first, intervals are mostly privacy noise, and that is said; if all parameters' privacy shifts are above the
+second, nothing was learnt."""
 
 NOT_ARRIVED = "The private search for the posterior's mode did not arrive"
 _MORE = "It takes more records, a larger `epsilon`, fewer parameters, or priors that say more."
@@ -19,7 +34,6 @@ def judge(
     anchor: Anchor,
     labels: list[str],
     largest: Callable[[Vector], str],
-    unspent: str = "is not charged",
 ) -> Diagnostics:
     """Judge an anchor by what it has released of itself.
 
@@ -30,22 +44,20 @@ def judge(
         The parameters' names.
     largest : callable
         Names the parameters with the largest of d numbers, for people.
-    unspent : str
-        What becomes of the budget that a lost search has not spent.
     """
-    s, shifts = SETTINGS, anchor.posterior.privacy_shifts
+    shifts = anchor.posterior.privacy_shifts
     if not anchor.arrived:
         lost = Note(
             "lost",
-            f"{NOT_ARRIVED}: it diverged. The draws are the prior's, and what was not spent {unspent}. "
-            f"{_MORE} Covariates scaled by public constants to about 1 help too.",
+            f"{NOT_ARRIVED}: its last query found something else than the ones before had predicted, or is still on the way. "
+            f"Do not use the draws. {_MORE} Covariates scaled by public constants to about 1 help too.",
         )
-        return Diagnostics(queries=anchor.rounds, prior_dominated=("all",), notes=(lost,))
+        return Diagnostics(consistency=anchor.surprise, queries=anchor.rounds, notes=(lost,))
     notes = []
     # Without other causes it is about 1 ± 1/√(2d), the spread of a χ distribution.
     excess = (anchor.surprise - 1) * math.sqrt(2 * len(shifts))
-    usable = excess <= s.surprise_unusable
-    if excess > s.surprise_warning:
+    usable = excess <= _SURPRISE_UNUSABLE
+    if excess > _SURPRISE_TOLD:
         notes.append(
             Note(
                 "consistency",
@@ -56,7 +68,7 @@ def judge(
                 "would help.",
             )
         )
-    pulled = (anchor.posterior.pulls > s.pulled) & (anchor.unlearnt > s.little_learnt)
+    pulled = (anchor.posterior.pulls > _PULLED) & (anchor.unlearnt > _LITTLE_LEARNT)
     if pulled.any():
         usable, named = False, _named(labels, pulled)
         notes.append(
@@ -68,7 +80,7 @@ def judge(
                 named,
             )
         )
-    improbable = anchor.improbable > s.improbable
+    improbable = anchor.improbable > _IMPROBABLE
     if improbable.any():
         usable, named = False, _named(labels, improbable)
         notes.append(
@@ -79,8 +91,8 @@ def judge(
                 named,
             )
         )
-    dominated = _named(labels, anchor.unlearnt > s.prior_warning)
-    if len(dominated) == len(labels) or float(shifts.min()) > s.shift_unusable:
+    dominated = _named(labels, anchor.unlearnt > _THE_PRIORS)
+    if len(dominated) == len(labels) or float(shifts.min()) > _SHIFT_UNUSABLE:
         usable = False
         notes.append(
             Note(
@@ -98,7 +110,7 @@ def judge(
                 dominated,
             )
         )
-    elif anchor.privacy_shift > s.shift_warning:
+    elif anchor.privacy_shift > _SHIFT_TOLD:
         notes.append(
             Note(
                 "privacy_shift",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.privacy.histogram import PrivateHistogram
-from pymc_dp.records.measurements import Measurements
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import NormExceeds
 
 _OF_ONE_COUNT, _MOST_COUNTS, OF_LAST_COUNT = 0.03, 5, 0.1
@@ -25,7 +25,7 @@ r"""If N units are longer than B, and numbers fall off like :math:`s^{-\alpha}`,
 compared at all."""
 
 
-def find_bound(of: Any, sizes: PrivateHistogram, measure: Measurements, kept: float) -> float:
+def find_bound(of: Any, sizes: PrivateHistogram, measure: PaidMeasurements, kept: float) -> float:
     """A bound for the sum that takes the rest of the budget: by balance of noise and of what may be clipped.
 
     Parameters
@@ -34,7 +34,7 @@ def find_bound(of: Any, sizes: PrivateHistogram, measure: Measurements, kept: fl
         What is summed.
     sizes : PrivateHistogram
         Of its terms.
-    measure : Measurements
+    measure : PaidMeasurements
         Asked for a few counts, each of the units beyond a length that follows from the ones before.
     kept : float
         Share of the budget that the sum will not get.
@@ -54,10 +54,10 @@ def find_bound(of: Any, sizes: PrivateHistogram, measure: Measurements, kept: fl
     return best
 
 
-def longer(of: Any, bound: float, measure: Measurements, share: float) -> tuple[float, float]:
+def longer(of: Any, bound: float, measure: PaidMeasurements, share: float) -> tuple[float, float]:
     """How many units are longer than a bound, and what they exceed it by: at least as if one sd of noise hid some.
 
-    **Sensitivity** 1, of :meth:`~pymc_dp.records.measurements.Measurements.count`.
+    **Sensitivity** 1, of :meth:`~pymc_dp.records.measurements.PaidMeasurements.count`.
     """
     many, sd = measure.count(NormExceeds(of, bound), share)
     return many, max(many, sd) * bound / (_TAIL - 1)

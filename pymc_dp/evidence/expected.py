@@ -17,6 +17,7 @@ from pymc_dp.evidence.made_up_records import made_up_records
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.likelihood.roles import Roles
+from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.likelihood.sizes import check_sizes
 from pymc_dp.privacy.budget import Budget, check_finite_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
@@ -166,7 +167,9 @@ def expected_privacy_shift(
         rows = made_up_records(
             compiled, data=data or {}, truth=truth or {}, records=n, seed=random_seed
         )
-        made_up = LocalRecords(compiled, 2).of_data(rows, compiled.roles.unit_of_record)
+        words = np.full(SECRET_WORDS, random_seed, dtype=np.uint64)
+        records_of = LocalRecords(compiled, 1, words=words)
+        made_up = records_of.of_data(rows, compiled.roles.unit_of_record)
     delta = Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)
     parameters = compiled.parameters
 

@@ -12,12 +12,11 @@ from pymc_dp.linalg import Vector
 from pymc_dp.privacy.filter import LEAST_SHARE
 from pymc_dp.privacy.noisy_sum import check_bound
 from pymc_dp.records.queries import (
-    CentredIndicator,
     Gradient,
-    Hessian,
+    Information,
     LogLikelihoodRatio,
-    NormExceeds,
     Query,
+    Score,
 )
 
 Answer = Mapping[str, Vector]
@@ -25,9 +24,8 @@ Ask = Callable[[str, Mapping[str, Vector]], list[Answer]]
 """Sends one request to all owners and collects their answers, in the same order every time."""
 
 RATIO = "ratio"
-SIZES = ("gradient_sizes", "hessian_sizes")
-SUMS = ("gradient", "hessian")
-LONGER = ("gradient_longer", "hessian_longer")
+SIZES = ("gradient_sizes", "information_sizes")
+SUMS = ("score", "information")
 MOST_BINS = 8
 """Bins per octave that a histogram may be asked for."""
 
@@ -37,9 +35,9 @@ def shapes_of(kind: str, d: int) -> dict[str, tuple[int, ...]]:
     if kind == RATIO:
         return {"theta": (d,), "proposal": (d,), "bound": ()}
     at: dict[str, tuple[int, ...]] = {"theta": (d,), "W": (d, d), "share": ()}
-    if kind in SIZES:
-        return at | {"bins_per_octave": ()}
-    return at | ({"length": ()} if kind in LONGER else {"bound": ()})
+    if kind.startswith("information"):
+        at |= {"score_bound": ()}
+    return at | ({"bins_per_octave": ()} if kind in SIZES else {"bound": ()})
 
 
 def checked(kind: str, request: Mapping[str, Vector], d: int) -> dict[str, Vector]:
@@ -64,7 +62,8 @@ def checked(kind: str, request: Mapping[str, Vector], d: int) -> dict[str, Vecto
                 f"A {kind!r} request consists of finite float64 arrays of shapes {shapes}."
             )
         values[name] = np.array(value)
-    check_bound(float(values.get("length", values.get("bound", 1.0))))
+    for name in ("bound", "score_bound"):
+        check_bound(float(values.get(name, 1.0)))
     if float(values.get("bins_per_octave", 1.0)) not in range(1, MOST_BINS + 1):
         raise PrivacyConfigurationError(f"`bins_per_octave` is 1 to {MOST_BINS}.")
     if not LEAST_SHARE <= float(values.get("share", 1.0)) <= 1:
@@ -76,9 +75,12 @@ def query(kind: str, values: Mapping[str, Vector]) -> Query:
     """What a request asks of the owner's records."""
     if kind == RATIO:
         return LogLikelihoodRatio(values["theta"], values["proposal"])
-    kind_of = Gradient if kind.startswith("gradient") else Hessian
-    of = kind_of(values["theta"], values["W"])
-    return CentredIndicator(NormExceeds(of, float(values["length"]))) if kind in LONGER else of
+    at = values["theta"], values["W"]
+    if kind == "gradient_sizes":
+        return Gradient(*at)
+    if kind == "score":
+        return Score(*at, float(values["bound"]))
+    return Information(*at, float(values["score_bound"]))
 
 
 def parameters_digest(parameters: ParameterSpace) -> int:

@@ -22,7 +22,6 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.federated.agreement import (
-    LONGER,
     RATIO,
     SIZES,
     SUMS,
@@ -32,6 +31,7 @@ from pymc_dp.federated.agreement import (
     query,
 )
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.budget import Budget, check_finite_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
@@ -43,7 +43,6 @@ from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
 from pymc_dp.privacy.plans import Permit, RunPlan
 from pymc_dp.records.measurements import Curator
-from pymc_dp.records.queries import CentredIndicator
 from pymc_dp.records.sums import LocalRecords
 
 _ROUNDING = 1 + 1e-9
@@ -83,10 +82,9 @@ class Owner:
 
     Notes
     -----
-    **Releases**: for "gradient_sizes" and "hessian_sizes" a histogram of units' sizes (sensitivity √2, see
-    :func:`~pymc_dp.privacy.histogram.noisy_counts`); for "gradient" and "hessian" a sum of clipped terms (2C);
-    for "gradient_longer" and "hessian_longer" a count of units as a sum of ±1/2 (1, see
-    :class:`~pymc_dp.records.queries.CentredIndicator`); for "ratio" a sum of clipped log-likelihood ratios (2B). Sums by
+    **Releases**: for "gradient_sizes" and "information_sizes" a histogram of units' sizes (sensitivity √2, see
+    :func:`~pymc_dp.privacy.histogram.noisy_counts`); for "score" a sum of clipped terms (2B), for "information" of terms none
+    of which have a negative inner product (√2 B); for "ratio" a sum of clipped log-likelihood ratios (2B). Sums by
     :meth:`Curator.sum <pymc_dp.records.measurements.Curator.sum>`.
     **Neighbouring relation**: substitute-one, within the
     owner's own units. **Guarantee**: (ε, δ) for the owner's units, against the coordinator and all other
@@ -128,10 +126,11 @@ class Owner:
         surrogate = ratio_share < 1
         if surrogate and self._d * (self._d + 1) // 2 > MAX_DIMENSION:
             raise UnsupportedModelError(
-                f"A surrogate needs the Hessian in all {self._d} parameters, and these are too many. Use "
+                f"A surrogate needs the information in all {self._d} parameters, and these are too many. Use "
                 "`ratios` and `ratio_share=1`."
             )
-        self._curator = Curator(LocalRecords(compiled, 2 if surrogate else 0), self._noise)
+        words = self._noise.words(SECRET_WORDS, (0,)) if surrogate else None
+        self._curator = Curator(LocalRecords(compiled, int(surrogate), words=words), self._noise)
         self._parameters = parameters_digest(compiled.parameters)
 
         self.delta = budget.delta_for(roles.n_units)
@@ -190,22 +189,20 @@ class Owner:
 
         Parameters
         ----------
-        kind : {"offer", "gradient_sizes", "hessian_sizes", "gradient", "hessian", "gradient_longer", \
-                "hessian_longer", "ratio"}
+        kind : {"offer", "gradient_sizes", "information_sizes", "score", "information", "ratio"}
             An offer is free: the number of units, and what is left for a surrogate (a share) and of ratios (their
             number), each with its noise multiplier.
         request : mapping of str to ndarray
             For all but ratios `theta` of shape (d,), `W` of shape (d, d), and `share` of shape (): the part of the
             surrogate's budget to spend on the answer. Then, of shape (), `bins_per_octave` for sizes, the clipping
-            `bound` for sums, and for longer ones the `length`. For "ratio": `theta` and `proposal` of shape (d,),
-            and `bound` of shape ().
+            `bound` for sums, and for information, its sizes too, `score_bound`, that of the scores it is about. For "ratio":
+            `theta` and `proposal` of shape (d,), and `bound` of shape ().
 
         Returns
         -------
         mapping of str to ndarray
-            Under the name of the kind: noisy counts of all bins; a sum of shape (d,), for Hessians
-            (d(d+1)/2,); of shape () a ratio, and the number of units whose gradients or Hessians are longer
-            than that, minus half of all.
+            Under the name of the kind: noisy counts of all bins; a sum of shape (d,), for information (d(d+1),); of
+            shape () a ratio.
 
         Raises
         ------
@@ -216,7 +213,7 @@ class Owner:
         """
         if kind == "offer":
             return self._offer()
-        for_surrogate = [*SIZES, *SUMS, *LONGER] if "surrogate" in self._kinds else []
+        for_surrogate = [*SIZES, *SUMS] if "surrogate" in self._kinds else []
         answered = ["offer", *for_surrogate, *([RATIO] if RATIO in self._kinds else [])]
         if kind not in answered:
             raise PrivacyConfigurationError(f"This owner answers {answered}, nothing else.")
@@ -267,7 +264,7 @@ class Owner:
         if kind in SIZES:
             bins = int(values["bins_per_octave"])
             return self._curator.counts(of, bins, noise_multiplier=z, permit=permit)
-        bound = CentredIndicator.bound if kind in LONGER else float(values["bound"])
+        bound = float(values["bound"])
         return self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
 
     def _write(self, kind: str, request: Answer, answer: Answer) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.exceptions import PrivacyError
-from pymc_dp.federated.agreement import LONGER, RATIO, Answer, Ask, parameters_digest
+from pymc_dp.federated.agreement import RATIO, Answer, Ask, parameters_digest
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.histogram import PrivateHistogram, count_of_bins
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.records.queries import CentredIndicator, Gradient, Query
+from pymc_dp.records.queries import Gradient, Query, Score, is_acute
 
 
 class Owners:
@@ -86,15 +86,10 @@ class Owners:
     def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         kind, numbers = _asked(of)
-        if kind not in LONGER:  # whose bound is known to all
-            numbers["bound"] = np.asarray(float(bound))
+        numbers["bound"] = np.asarray(float(bound))
         shape = () if of.dimension is None else (of.dimension,)
-        return self._paid(kind, numbers, share, shape), self.noise_sd(bound, share)
-
-    def count(self, of: Query, share: float) -> tuple[float, float]:
-        """See :class:`~pymc_dp.records.measurements.Measurements`."""
-        excess, sd = self.sum(CentredIndicator(of), CentredIndicator.bound, share)
-        return float(excess) + self.n_units / 2, sd
+        sd = SUBSTITUTE_ONE.noise_sd(bound, self.multiplier(share), is_acute(of))
+        return self._paid(kind, numbers, share, shape), sd
 
     def units(self, share: float) -> tuple[float, float]:
         """See :class:`~pymc_dp.records.measurements.Measurements`: owners tell their numbers."""
@@ -127,14 +122,14 @@ class Owners:
 
 
 def _asked(of: Query) -> tuple[str, dict[str, Vector]]:
-    """What owners call a query, and its numbers."""
-    if isinstance(of, CentredIndicator):
-        longer: Any = of.of
-        kind, numbers = _asked(longer.of)
-        return f"{kind}_longer", numbers | {"length": np.asarray(float(longer.length))}
+    """What owners call a query, and its numbers but for the sum's bound."""
     at: Any = of
-    kind = "gradient" if isinstance(of, Gradient) else "hessian"
-    return kind, {"theta": np.asarray(at.theta), "W": np.asarray(at.W)}
+    if isinstance(of, Gradient):
+        return "gradient", {"theta": np.asarray(at.theta), "W": np.asarray(at.W)}
+    numbers = {"theta": np.asarray(at.theta), "W": np.asarray(at.V)}
+    if isinstance(of, Score):
+        return "score", numbers
+    return "information", numbers | {"score_bound": np.asarray(float(at.bound))}
 
 
 def summed(answers: list[Answer], name: str, shape: tuple[int, ...]) -> Vector:

@@ -121,7 +121,7 @@ def find_surrogate(
     owners.require("surrogate")
     with np.errstate(all="ignore"):  # of released numbers
         anchor = build_anchor(owners, log_public, parameters.start, on_progress=on_progress)
-    diagnostics = judge(anchor, parameters.labels, parameters.largest, "can still be asked for")
+    diagnostics = judge(anchor, parameters.labels, parameters.largest)
     for note in diagnostics.notes:
         _log.warning("%s", note.text)
     return Surrogate(anchor, diagnostics, parameters_digest(parameters))

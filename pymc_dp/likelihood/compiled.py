@@ -15,8 +15,6 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compilation import compiling
-from pymc_dp.likelihood.corners import ScoreProducts, has_corners
-from pymc_dp.likelihood.curvature import UnitHessians
 from pymc_dp.likelihood.cut import Cut, find_cut
 from pymc_dp.likelihood.formulas import pymc_model, refuse_built
 from pymc_dp.likelihood.gradients import UnitGradients
@@ -27,6 +25,7 @@ from pymc_dp.likelihood.record_graph import RecordGraph, record_graph
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.likelihood.roles import find_roles
 from pymc_dp.likelihood.separability import check_separability
+from pymc_dp.likelihood.simulated import SimulatedScores
 from pymc_dp.progress import doing
 
 
@@ -152,13 +151,14 @@ class CompiledModel:
     @cached_property
     @refuses_from_outside
     @compiling()
-    def hessians(self) -> UnitHessians | ScoreProducts:
-        """Hessian of every unit's log-likelihood, or of one with corners what stands in for it."""
-        likelihood = self.likelihood
-        if has_corners(self.gradients, likelihood, self.parameters.start):
-            return ScoreProducts(self.gradients)
-        with doing("Compiling the second derivatives"):
-            return UnitHessians(self._graph, likelihood, compile_kwargs=self._compile_kwargs)
+    def simulated(self) -> SimulatedScores | None:
+        """Scores at outcomes of the model's; None if these cannot be drawn."""
+        settings = self.parameters, self.likelihood, self.gradients, self._compile_kwargs
+        with doing("Compiling the model's outcomes"):
+            try:
+                return SimulatedScores(*settings)
+            except Exception:  # noqa: BLE001  a law without draws fails in many ways; of public shapes and made-up rows
+                return None
 
     @cached_property
     def cut(self) -> Cut | None:

@@ -80,7 +80,7 @@ class UnitGradients:
         self._axes = [leaf.axis for leaf in roles.record_data]
         self._d = len(graph.start)
         fitting = int(np.clip(_CHUNK_BYTES // (8 * self._d), 256, 65536))
-        self._chunks = UnitChunks(
+        self.chunks = UnitChunks(
             roles.unit_of_record, roles.n_records, min(likelihood.chunk_size, fitting)
         )
         ways = {"forward": (_forward, _transposed), "reverse": (_reverse, side_by_side)}
@@ -116,7 +116,7 @@ class UnitGradients:
         """The same compiled functions for the records of another likelihood of the same graph."""
         other = copy.copy(self)
         other._likelihood = likelihood
-        other._chunks = self._chunks.of_records(likelihood.roles)
+        other.chunks = self.chunks.of_records(likelihood.roles)
         return other
 
     def __call__(
@@ -136,16 +136,21 @@ class UnitGradients:
         ndarray, shape (units, d)
             May contain NaN and infinities: clip before use. Private.
         """
-        for chunk in self._chunks.all() if units is None else self._chunks.of(units):
+        for chunk in self.chunks.all() if units is None else self.chunks.of(units):
             rows = self._likelihood.rows(chunk.records)
-            yield chunk.per_unit(self._rows_gradients(theta, rows))
+            yield chunk.per_unit(self.of_rows(theta, rows))
 
-    def _rows_gradients(
-        self, theta: NDArray[np.float64], rows: list[NDArray[Any]]
+    def of_rows(
+        self, theta: NDArray[np.float64], rows: Sequence[NDArray[Any]]
     ) -> NDArray[np.float64]:
-        return self._likelihood.shielded(
-            lambda some: self._arrange(self._function(theta, *some)), rows, (self._d,)
-        )
+        """Gradient of each record in `rows`; NaN where :meth:`evaluate` fails."""
+        return self._likelihood.shielded(lambda some: self.evaluate(theta, some), rows, (self._d,))
+
+    def evaluate(
+        self, theta: NDArray[np.float64], rows: Sequence[NDArray[Any]]
+    ) -> NDArray[np.float64]:
+        """Gradient of each record in `rows`; whatever a record provokes is raised."""
+        return self._arrange(self._function(theta, *rows))
 
     def _check_shape(
         self, arrange: Callable[[Any], Any], function: Any, theta: NDArray[np.float64]

@@ -10,17 +10,23 @@ from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.utils import MethodNotDefined
 
 from pymc_dp.compat import pushforward
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
-from pymc_dp.likelihood.curvature import NOT_DERIVED, second_derivative
 from pymc_dp.likelihood.cut import Cut, rows_of
 from pymc_dp.likelihood.records import RecordLikelihood
 
 _CHUNK_BYTES = 2**21
 """Derivatives of one chunk."""
+
+_STEP = 1e-4
+"""Of differences. Its square is what they err by; derivatives that are series themselves err by less over it."""
+_NOT_DERIVED = (NotImplementedError, MethodNotDefined, TypeError, ValueError)
+"""What PyTensor raises for want of a derivative."""
+
 
 Vector = NDArray[np.float64]
 
@@ -110,7 +116,7 @@ class LocalDerivatives:
             (moved,) = clone_replace([cut.log_likelihood], replacements, rebuild_strict=False)
             v, w = pt.vector("v", shape=(self.q,)), pt.vector("w", shape=(self.q,))
             slope = pushforward(rewrite_pregrad(moved), shift, v)
-            entry = second_derivative(slope, shift, w)
+            entry = _second_derivative(slope, shift, w)
             unmoved = {shift: pt.zeros(self.q)}
             slope, entry = clone_replace([slope, entry], unmoved, rebuild_strict=False)
             gradient = vectorize_graph(slope, {v: pt.eye(self.q)})
@@ -118,7 +124,7 @@ class LocalDerivatives:
                 compile_without_checks([*extra, *inputs], strip_checks(output), compile_kwargs)
                 for extra, output in (([], gradient), ([v, w], entry))
             )
-        except NOT_DERIVED as error:
+        except _NOT_DERIVED as error:
             raise UnsupportedModelError(
                 f"The likelihood of {cut.graph.observed} cannot be differentiated ({type(error).__name__})."
             ) from None
@@ -173,3 +179,18 @@ class LocalDerivatives:
 def _part(vector: Variable, start: int, like: Variable) -> Variable:
     shape = like.type.shape
     return vector[start : start + int(np.prod(shape))].reshape(shape)
+
+
+def _second_derivative(slope: Variable, x: Variable, w: Variable) -> Variable:
+    """Of a first derivative at x, the derivative along w: by differences where it cannot be derived.
+
+    Parameters
+    ----------
+    slope, x, w : TensorVariable
+        `x` and `w` are vectors.
+    """
+    try:
+        return pushforward(slope, x, w, disconnected_outputs="ignore")
+    except _NOT_DERIVED:
+        ahead, behind = (clone_replace([slope], {x: x + h * w})[0] for h in (_STEP, -_STEP))
+        return (ahead - behind) / (2 * _STEP)

@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import xarray as xr
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.random.type import RandomType
 
 from pymc_dp.compat import lower_named_dims
@@ -37,8 +37,8 @@ class Outcomes:
     def __init__(
         self, model: pm.Model, roles: Roles, random_seed: Any = None, **compile_kwargs: Any
     ):
-        self._model, self._roles = model, roles
         self.names = [rv.name for rv in model.observed_RVs]
+        self._free = [rv.name for rv in model.free_RVs]
         length = pt.lscalar("n")
         with quoting_nothing(f"Predictions of {self.names} could not be compiled ({{error}})."):
             rvs, values, parameters, inputs = rebuild_observed(model, roles, length)
@@ -58,6 +58,12 @@ class Outcomes:
                 on_unused_input="ignore",
                 **compile_kwargs,
             )
+        of_node = {
+            node: k
+            for k, rv in enumerate(model.observed_RVs)
+            for node in data_nodes([model.rvs_to_values[rv]])
+        }
+        self._outcome_of_leaf = [of_node.get(leaf.variable) for leaf in roles.record_data]
         self._inputs = [length, *inputs]
         self._indices, self._parameters = indices_by_rows(drawn, inputs), parameters
         self._generators = [v for v in self._draw.get_shared() if isinstance(v.type, RandomType)]
@@ -95,8 +101,7 @@ class Outcomes:
         PrivacyConfigurationError
             If some are missing.
         """
-        free = self._model.free_RVs
-        columns = draws_of(posterior, [rv.name for rv in free]).values()
+        columns = draws_of(posterior, self._free).values()
         return iter(zip(*columns, strict=True))
 
     def seed(self, words: NDArray[np.uint64]) -> None:
@@ -111,20 +116,24 @@ class Outcomes:
 
     def in_place(self, point: Sequence[NDArray[Any]], n: int, rows: Rows) -> list[NDArray[Any]]:
         """The same rows, with outcomes that are drawn in the place of those that are in them."""
-        model, drawn = self._model, self.draw(point, n, rows)
-        of_node = {
-            node: values
-            for rv, values in zip(model.observed_RVs, drawn, strict=True)
-            for node in data_nodes([model.rvs_to_values[rv]])
-        }
+        return self.put(self.draw(point, n, rows), rows)
+
+    def put(self, outcomes: Sequence[ArrayLike], rows: Rows) -> list[NDArray[Any]]:
+        """Rows with other outcomes, each an array of all records' or one value for all of them."""
         return [
-            np.asarray(of_node.get(leaf.variable, x)).astype(x.dtype).reshape(x.shape)
-            for leaf, x in zip(self._roles.record_data, rows, strict=True)
+            x if k is None else _shaped_like(x, np.asarray(outcomes[k]))
+            for k, x in zip(self._outcome_of_leaf, rows, strict=True)
         ]
 
     def observed(self, n: int, rows: Rows) -> list[NDArray[Any]]:
         """What was observed in these rows. Private."""
         return list(self._observed(n, *rows))
+
+
+def _shaped_like(x: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    if values.ndim == 0:
+        return np.full_like(x, values)
+    return np.ascontiguousarray(values.astype(x.dtype).reshape(x.shape))
 
 
 def draws_of(posterior: xr.Dataset, names: Sequence[str]) -> dict[str, NDArray[Any]]:

@@ -67,7 +67,7 @@ class RecordLikelihood:
             [graph.theta, *graph.rows], graph.log_likelihood, compile_kwargs
         )
         self._data = [leaf.values for leaf in roles.record_data]
-        self._axes = [leaf.axis for leaf in roles.record_data]
+        self.axes = [leaf.axis for leaf in roles.record_data]
         self._refuse_fixed_length(graph.start)
         bytes_per_record = max(1, sum(x.nbytes for x in self._data) // roles.n_records)
         self.chunk_size = chunk_size or int(np.clip(_CHUNK_BYTES // bytes_per_record, 512, 65536))
@@ -93,7 +93,7 @@ class RecordLikelihood:
         unit_of_record : ndarray of int64, optional
             0 to units - 1, each at least once. Default: every record is a unit.
         """
-        n = data[0].shape[self._axes[0]]
+        n = data[0].shape[self.axes[0]]
         other = copy.copy(self)
         other.roles = replace(
             self.roles,
@@ -157,7 +157,7 @@ class RecordLikelihood:
         """
         return [
             np.ascontiguousarray(x[which] if axis == 0 else x[(slice(None),) * axis + (which,)])
-            for x, axis in zip(self._data, self._axes, strict=True)
+            for x, axis in zip(self._data, self.axes, strict=True)
         ]
 
     def evaluate_rows(
@@ -188,7 +188,7 @@ class RecordLikelihood:
                 return evaluate(rows)
             except Exception:  # noqa: BLE001  whatever a record provokes must not be seen outside
                 pass
-            n = rows[0].shape[self._axes[0]]
+            n = rows[0].shape[self.axes[0]]
             everyone = np.arange(n)
             bad = self._raising(evaluate, rows, everyone)
             if 0 < len(bad) < n:
@@ -218,7 +218,7 @@ class RecordLikelihood:
         return []
 
     def _take(self, rows: Sequence[NDArray[Any]], which: NDArray[np.int64]) -> list[NDArray[Any]]:
-        return [np.take(x, which, axis=axis) for x, axis in zip(rows, self._axes, strict=True)]
+        return [np.take(x, which, axis=axis) for x, axis in zip(rows, self.axes, strict=True)]
 
     def _refuse_fixed_length(self, theta: NDArray[np.float64]) -> None:
         """The graph must take any number of records, or it has the data's own number built in."""

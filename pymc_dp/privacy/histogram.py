@@ -45,12 +45,23 @@ class PrivateHistogram:
         The noise's standard deviation in each.
     bins_per_octave : int
         How many bins between a size and its double.
+
+    Attributes
+    ----------
+    released : ndarray, shape (bins,)
+        `counts`.
+    sd : float
     """
 
     def __init__(self, counts: NDArray[np.float64], sd: float, bins_per_octave: int):
-        self._sd = sd
+        self.released, self.sd = counts, sd
         self._first, self._counts = _significant_range(counts, sd, bins_per_octave)
-        self._edges = 2.0 ** (np.arange(len(counts) + 1) / bins_per_octave + _LOWEST)
+        self._edges = self.edges(bins_per_octave)
+
+    @staticmethod
+    def edges(bins_per_octave: int) -> NDArray[np.float64]:
+        """Sizes between which the bins are, shape (bins + 1,)."""
+        return 2.0 ** (np.arange(count_of_bins(bins_per_octave) + 1) / bins_per_octave + _LOWEST)
 
     def quantile(self, p: float) -> float:
         """Size that a share `p` of the units do not exceed, interpolated within its bin.
@@ -75,7 +86,7 @@ class PrivateHistogram:
         From where there are enough to be seen: noise hides the ends of a distribution, and bounds from what
         stands out of it alone clipped twice as much as they should.
         """
-        t = min(_PLAINLY_SEEN * self._sd / float(self._counts.sum()), 0.2)
+        t = min(_PLAINLY_SEEN * self.sd / float(self._counts.sum()), 0.2)
         if not t > 0:
             return 0.0, self.largest, 0.0
         near, far = self._within(1 - 2.5 * t), self._within(1 - t)
@@ -86,35 +97,13 @@ class PrivateHistogram:
         """Above all sizes that were seen, and above those that :meth:`excess` takes to hide."""
         return float(self._edges[min(self._first + len(self._counts) + 1, len(self._edges) - 1)])
 
-    @property
-    def most_hidden(self) -> float:
-        """So many units of about the same size stand out wherever they are; fewer may hide beyond a gap."""
-        return _ON_ITS_OWN * self._sd
-
-    @cached_property
-    def squares(self) -> float:
-        """Sum of the sizes' squares, as far as it shows."""
-        places = self._first + np.arange(len(self._counts))
-        low, high = self._edges[places], self._edges[places + 1]
-        return float(self._counts @ (low * high))
-
-    def beyond(self, size: float) -> float:
-        """How many units are larger than this, as far as it shows."""
-        places = self._first + np.arange(len(self._counts))
-        low, high = self._edges[places], self._edges[places + 1]
-        within = np.log(np.clip(size, low, high) / low) / np.log(high / low)
-        t, far, rate = self._fall
-        n = float(self._counts.sum())
-        tail = n * t * math.exp(-(size - far) / rate) if rate > 0 and size > far else 0.0
-        return max(float(self._counts @ (1 - within)), tail)
-
     def excess(self, bound: float) -> float:
         r"""About :math:`\sum_i (s_i - B)_+`, with as many units past the largest bin seen as could hide.
 
         One more bin is taken to hold one standard deviation of the noise. Units are spread evenly over
         their bin, on a logarithmic scale: were they all at its middle, the best bound would always be one.
         """
-        counts = np.append(self._counts, self._sd)
+        counts = np.append(self._counts, self.sd)
         places = self._first + np.arange(len(counts))
         places = np.minimum(places, len(self._edges) - 2)
         low, high = self._edges[places], self._edges[places + 1]

@@ -162,10 +162,6 @@ class Measurements(Protocol):
         """Noisy sum of the units' clipped terms, and the noise's standard deviation in each entry."""
         ...
 
-    def count(self, of: Query, share: float) -> tuple[float, float]:
-        """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation."""
-        ...
-
     def units(self, share: float) -> tuple[float, float]:
         """Number of units and the standard deviation of its noise: 0, and nothing is spent, if it is public."""
         ...
@@ -219,7 +215,7 @@ class PaidMeasurements:
         return released, self._curator.neighbours.noise_sd(bound, z, is_acute(of))
 
     def count(self, of: Query, share: float) -> tuple[float, float]:
-        """See :class:`Measurements`.
+        """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation.
 
         **Sensitivity** 1 under both relations: of marks of ±1/2 if a unit is replaced, for which the number of
         units has to be public; of marks of 0 and 1 if one comes or goes. **Guarantee**: that of :meth:`sum`.

@@ -1,13 +1,14 @@
 """What algorithms ask of the records: a term for every unit, to be clipped and summed, or to be counted."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.linalg import as_vectors, norms
+from pymc_dp.likelihood.simulated import Scores
+from pymc_dp.linalg import as_vectors, clip, norms, shrink
 from pymc_dp.privacy.clipping import Sparse
 
 Vector = NDArray[np.float64]
@@ -30,8 +31,11 @@ class UnitTerms(Protocol):
         r"""Chunks of :math:`\nabla\ell_i`, shape (units, d)."""
         ...
 
-    def hessians(self, theta: Vector) -> Iterable[Vector]:
-        r"""Chunks of :math:`\nabla^2\ell_i`, shape (units, d, d). Not to be changed in place."""
+    def scores(self, theta: Vector) -> Iterator[Scores]:
+        r"""Chunks of :math:`\nabla\ell_i`, as observed and at outcomes of the model's. Not to be changed in place.
+
+        Where these cannot be drawn, the observed ones stand for them.
+        """
         ...
 
 
@@ -114,31 +118,93 @@ class Gradient:
 
 
 @dataclass(frozen=True, eq=False)
-class Hessian:
-    r""":math:`T\, W^\top \nabla^2 \ell_i(\theta)\, W` as a vector of the same Frobenius norm.
+class Score:
+    r"""Clipped score, less what the model expects of it: :math:`\operatorname{clip}_b(z_i) - E[\operatorname{clip}_b(z_i)]`.
+
+    Here :math:`z = T\, V^\top \nabla\ell(\theta)`, and the expectation is that of outcomes given the unit's covariates. As
+    :math:`E[z] = 0`, it is the covariance of z with the factor that clips it: what is not clipped adds no noise to it.
 
     Parameters
     ----------
-    theta, W, tempering
-        As in :class:`Gradient`.
+    theta : ndarray, shape (d,)
+    V : ndarray, shape (d, d)
+        The frame.
+    bound : float
+        b.
+    tempering : float
+        T.
     """
 
     theta: Vector
-    W: Vector
+    V: Vector
+    bound: float
     tempering: float = 1.0
-    about = "curvature"
+    about = "gradients"
 
     @property
     def dimension(self) -> int:
-        """D (d + 1) / 2."""
-        return len(self.theta) * (len(self.theta) + 1) // 2
+        """D."""
+        return len(self.theta)
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
-        if units is not None:
-            raise NotImplementedError("Hessians are computed of all units.")
-        for chunk in records.hessians(self.theta):
-            yield as_vectors(self.W.T @ chunk @ (self.tempering * self.W))
+        W = _of_all(units, self.tempering * self.V)
+        for observed, simulated, weights in records.scores(self.theta):
+            z = _finite(simulated @ W)
+            factor = shrink(np.linalg.norm(z, axis=2), self.bound)
+            factor = weights * (factor - (weights * factor).sum(axis=0))
+            yield clip(observed @ W, self.bound) - np.einsum("kn,knd->nd", factor, z)
+
+
+@dataclass(frozen=True, eq=False)
+class Information:
+    r"""A unit's information :math:`E[z z^\top]` / T, and what its clipped score keeps of it, as one vector.
+
+    The second is :math:`E[\operatorname{clip}_b(z) z^\top]` / T, z as in :class:`Score`: minus the derivative of the mean
+    clipped score by where the model's parameters are.
+
+    Parameters
+    ----------
+    theta, V, bound, tempering
+        As in :class:`Score`.
+
+    Notes
+    -----
+    Both are positive semidefinite, so that no two units' terms have a negative inner product.
+    """
+
+    theta: Vector
+    V: Vector
+    bound: float
+    tempering: float = 1.0
+    about = "curvature"
+    acute = True
+
+    @property
+    def dimension(self) -> int:
+        """D (d + 1)."""
+        return len(self.theta) * (len(self.theta) + 1)
+
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Query`."""
+        W = _of_all(units, self.tempering * self.V)
+        for _, simulated, weights in records.scores(self.theta):
+            z = _finite(simulated @ W)
+            kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)
+            left, right = z.transpose(1, 2, 0) / self.tempering, z.transpose(1, 0, 2)
+            both = [as_vectors((left * w.T[:, None, :]) @ right) for w in (weights, kept)]
+            yield np.concatenate(both, axis=1)
+
+
+def _of_all(units: Units | None, W: Vector) -> Vector:
+    if units is not None:
+        raise NotImplementedError("Scores are compared with the model's for all units.")
+    return W
+
+
+def _finite(z: Vector) -> Vector:
+    """Scores of which none is in part."""
+    return np.where(np.isfinite(z).all(axis=2, keepdims=True), z, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.local import Local, Psi
+from pymc_dp.likelihood.simulated import Scores
 from pymc_dp.linalg import norms
 from pymc_dp.privacy.clipping import Sparse, clipped_sum
 from pymc_dp.privacy.histogram import counts_of
 from pymc_dp.records.queries import Query, Units, Vector
 
-_KEPT_BYTES = 2**26
-"""Units' Hessians are kept while they fit in this; beyond, they are computed when needed."""
+_KEPT_BYTES = 2**27
+"""Units' scores are kept between queries at a place while they fit in this; beyond, they are computed when needed."""
 
 
 class RecordSums(Protocol):
@@ -78,26 +79,25 @@ class LocalRecords:
     Parameters
     ----------
     compiled : CompiledModel
-    derivatives : {0, 1, 2}
+    derivatives : {0, 1}
         How many will be asked for; compiled now, so that what a model lacks is found before anything is paid.
-    n_units : int, optional
-        Units of all processes together, if these are some of them. Default: the model's.
     local : bool
         Whether derivatives in what a unit sees of θ will be asked for.
+    words : ndarray of uint64, optional
+        Secret random words, for the outcomes that scores are compared with; none will be asked for without.
     """
 
     def __init__(
         self,
         compiled: CompiledModel,
         derivatives: int = 0,
-        n_units: int | None = None,
         local: bool = False,
+        words: NDArray[np.uint64] | None = None,
     ):
         self.likelihood = compiled.likelihood
         self._gradients = compiled.gradients if derivatives > 0 else None
-        self._hessians = compiled.hessians if derivatives > 1 else None
-        everyone = self.likelihood.n_units if n_units is None else n_units
-        self._keeps_hessians = hessians_fit(everyone, compiled.d)
+        self._simulated = None if words is None else compiled.simulated
+        self._words = words
         self._local = compiled.local if local else None
         self.first_unit = 0
         self.forget()
@@ -105,7 +105,7 @@ class LocalRecords:
     def forget(self) -> None:
         """Drop what is kept between queries."""
         self._last = LastPoints()
-        self._latest: tuple[Vector, list[Vector]] | None = None
+        self._latest: tuple[Vector, list[Scores]] | None = None
         self._latest_local: tuple[Psi, list[Local]] | None = None
         self.held: Any = None
         """Whatever a query wants to find again. Private, not pickled."""
@@ -133,10 +133,12 @@ class LocalRecords:
             self.likelihood.of_data(data, unit_of_record),
             first_unit,
         )
-        for name in ("_gradients", "_hessians", "_local"):
+        for name in ("_gradients", "_local"):
             derivatives = getattr(self, name)
             if derivatives is not None:
                 setattr(other, name, derivatives.of(other.likelihood))
+        if self._simulated is not None:
+            other._simulated = self._simulated.of(other.likelihood, _asked(other._gradients))
         return other
 
     @property
@@ -165,13 +167,34 @@ class LocalRecords:
         """See :class:`~pymc_dp.records.queries.UnitTerms`."""
         return _asked(self._gradients)(theta, units)
 
-    def hessians(self, theta: Vector) -> Iterable[Vector]:
+    def scores(self, theta: Vector) -> Iterator[Scores]:
         """See :class:`~pymc_dp.records.queries.UnitTerms`."""
-        if not self._keeps_hessians:
-            return _asked(self._hessians)(theta)
-        if self._latest is None or not np.array_equal(self._latest[0], theta):
-            self._latest = theta.copy(), list(_asked(self._hessians)(theta))
-        return self._latest[1]
+        if self._latest is not None and np.array_equal(self._latest[0], theta):
+            yield from self._latest[1]
+            return
+        self._latest = None
+        kept: list[Scores] = []
+        room = _KEPT_BYTES
+        for chunk in self._scores(theta):
+            room -= sum(part.nbytes for part in chunk)
+            kept.append(chunk)
+            if room < 0:
+                kept.clear()
+            yield chunk
+        if room >= 0:
+            self._latest = theta.copy(), kept
+
+    def _scores(self, theta: Vector) -> Iterator[Scores]:
+        if self._simulated is not None:
+            yield from self._simulated(theta, self._own_words)
+            return
+        for g in _asked(self._gradients)(theta):
+            yield Scores(g, g[None], np.ones((1, len(g))))
+
+    @property
+    def _own_words(self) -> NDArray[np.uint64]:
+        """Other ones for each shard, as the outcomes of different units must be independent."""
+        return np.append(_asked(self._words), np.uint64(self.first_unit))
 
     def local_gradients(self, psi: Psi) -> Iterator[Local]:
         """Chunks of the units' gradients in φ and in the rows that they use, (units, q)."""
@@ -185,11 +208,6 @@ class LocalRecords:
         if self._latest_local is None or self._latest_local[0] is not psi:
             self._latest_local = psi, list(local.hessians(psi))
         return self._latest_local[1]
-
-
-def hessians_fit(n_units: int, d: int) -> bool:
-    """Whether the Hessians of so many units in so many dimensions are kept between queries."""
-    return 8 * n_units * d * (d + 1) // 2 <= _KEPT_BYTES
 
 
 def sizes_of(terms: Vector | Sparse) -> Vector:

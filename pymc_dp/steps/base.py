@@ -25,6 +25,7 @@ from pymc_dp.interrupts import left_to_the_parent
 from pymc_dp.likelihood.compiled import compile_model
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.refusals import refuse_to_store
+from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.likelihood.sizes import check_sizes
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Event
@@ -188,19 +189,20 @@ class PrivateStep(BlockedStep):
         )
         remember(self)
 
-    def curator(self, derivatives: int = 0, local: bool = False) -> Curator:
+    def curator(self, derivatives: int = 0, local: bool = False, scores: bool = False) -> Curator:
         """Whom to ask about the records, wherever they are. Compiles what that takes.
 
         Parameters
         ----------
-        derivatives : {0, 1, 2}
+        derivatives : {0, 1}
             Of the log-likelihood, how many will be asked for.
         local : bool
             Whether derivatives in what a unit sees of θ will be.
+        scores : bool
+            Whether scores will be compared with those at outcomes of the model's.
         """
-        records: RecordSums = (
-            held := LocalRecords(self.compiled, derivatives, self.roles.n_units, local)
-        )
+        words = self.run.noise.words(SECRET_WORDS, (0,)) if scores else None
+        records: RecordSums = (held := LocalRecords(self.compiled, derivatives, local, words))
         if self._shards is not None:
             records = ShardedRecords(self._shards, held)
         return Curator(records, self.run.noise, self.run.neighbours)

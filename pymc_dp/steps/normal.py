@@ -13,7 +13,6 @@ from pymc_dp.anchor.part import read_part
 from pymc_dp.anchor.verdict import judge
 from pymc_dp.diagnostics import Diagnostics, Note
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.likelihood.corners import CORNERS, ScoreProducts
 from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.polynomial.switch import curvature
 from pymc_dp.records.measurements import Measurements
@@ -27,11 +26,15 @@ _ENOUGH = 0.5
 _PATIENCE = 15
 """Queries of a search: towards a mode that is about normal it takes three to seven, along a bent valley a hundred."""
 
+_OBSERVED = Note(
+    "model",
+    "The model's outcomes cannot be drawn by PyMC's own laws (it has a `CustomDist`, perhaps), so how sharp the likelihood is "
+    "was taken from the squares of its slopes. Where the model is wrong, intervals may be a quarter too narrow or too wide.",
+)
 _CUT_SHORT = Note(
     "interrupted",
     "The draws are of the posterior's normal approximation, as the run was interrupted.",
 )
-_SCORES = Note("model", CORNERS)
 
 
 class NormalFamily:
@@ -46,7 +49,7 @@ class NormalFamily:
         Who draws from law times prior.
     """
 
-    asks: Mapping[str, Any] = {"derivatives": 2}
+    asks: Mapping[str, Any] = {"derivatives": 1, "scores": True}
 
     def __init__(self, compiled: CompiledModel, tempering: float, nuts_sampler: str):
         self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler
@@ -85,8 +88,8 @@ class NormalFamily:
 
         def judged(*more: Note) -> Diagnostics:
             said = judge(found, labels, largest)
-            scores = (_SCORES,) if isinstance(compiled.hessians, ScoreProducts) else ()
-            return replace(said, notes=(*said.notes, *scores, *more))
+            observed = (_OBSERVED,) if compiled.simulated is None else ()
+            return replace(said, notes=(*said.notes, *observed, *more))
 
         self.finish = lambda: Drawn(
             draw_normal(anchor.posterior, draws, chains), judged(_CUT_SHORT)

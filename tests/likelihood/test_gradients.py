@@ -144,12 +144,12 @@ def test_a_record_that_overflows_keeps_to_itself(name, method):
         graph_of(model, likelihood.roles), likelihood, compile_kwargs=FAST, method=method
     )
     rows = likelihood.rows(slice(0, 9))
-    before = unit_gradients._rows_gradients(theta, rows)
+    before = unit_gradients.of_rows(theta, rows)
     spoiled = [x.copy() for x in rows]
     for x in spoiled:
         if x.dtype.kind == "f":
             x[4] = np.nan
-    after = unit_gradients._rows_gradients(theta, spoiled)
+    after = unit_gradients.of_rows(theta, spoiled)
     others = np.arange(9) != 4
     np.testing.assert_array_equal(after[others], before[others])
     assert not np.isfinite(after[4]).all()

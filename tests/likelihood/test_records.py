@@ -13,7 +13,6 @@ from pytensor.graph.op import Op
 from pytensor.raise_op import Assert, CheckAndRaise
 
 from pymc_dp.exceptions import UnsupportedModelError
-from pymc_dp.likelihood.curvature import UnitHessians
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.parameters import ParameterSpace
 
@@ -318,7 +317,6 @@ def test_a_record_that_raises_does_not_show_in_the_layout_of_derivatives():
     for derivatives in (
         partial(UnitGradients, method="forward"),
         partial(UnitGradients, method="reverse"),
-        UnitHessians,
     ):
         (before,) = derivatives(graph, likelihood, compile_kwargs=FAST)(theta)
         (after,) = derivatives(graph, spoiled, compile_kwargs=FAST)(theta)

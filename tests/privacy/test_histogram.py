@@ -115,21 +115,15 @@ def test_noise_alone_puts_no_bin_far_out():
     assert PrivateHistogram(counts, sd, 2).largest > 2.0**20
 
 
-def test_squares_add_up():
-    """Beside the sizes themselves: bins are half an octave wide, so each square is within a factor of √2."""
-    sizes = np.random.default_rng(8).lognormal(sigma=0.4, size=50_000)
-    found = histogram([sizes], z=1.0)
-    assert found.squares == pytest.approx(np.sum(sizes**2), rel=0.05)
-
-
-def test_as_many_as_are_said_to_be_seen_are_seen():
-    rng, sd = np.random.default_rng(9), 40.0
-    for k in range(200):
-        counts = sd * rng.standard_normal(180)
-        counts[120] += 20_000
-        found = PrivateHistogram(counts, sd, 2)
-        counts[150] += found.most_hidden + 4 * sd  # four of the noise, which may hide some
-        assert PrivateHistogram(counts, sd, 2).largest >= 2.0**15, k
+@pytest.mark.parametrize("per_octave", [1, 2, 4])
+def test_edges_are_those_of_the_counts(per_octave):
+    """What is read off released counts directly has the right sizes for them."""
+    edges = PrivateHistogram.edges(per_octave)
+    sizes = np.random.default_rng(8).lognormal(sigma=3.0, size=1000)
+    h = histogram([sizes], per_octave=per_octave)
+    np.testing.assert_array_equal(h.released, np.histogram(sizes, edges)[0])
+    assert len(edges) == len(h.released) + 1
+    assert h.sd == 0
 
 
 def test_nothing_is_read_before_the_permit_is_taken():

@@ -11,7 +11,7 @@ import pymc_dp as dp
 from pymc_dp.anchor.part import OfPart, read_part
 from pymc_dp.compat import groups_of
 from pymc_dp.privacy.noise import InsecureSeededNoise
-from pymc_dp.records.queries import Gradient, Hessian, NormExceeds
+from pymc_dp.records.queries import Gradient, Information, NormExceeds, Score
 from pymc_dp.records.sums import LocalRecords
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -48,18 +48,19 @@ def test_models_without_such_a_part(hyper):
     assert read_part(dp.compile(centred(200, hyper=hyper), compile_kwargs=FAST)) is None
 
 
-@pytest.mark.parametrize("query", [Gradient, Hessian])
+@pytest.mark.parametrize("query", [Gradient, Score, Information])
 def test_terms_are_those_of_the_entries_that_are_read(query):
     compiled = dp.compile(centred(50), compile_kwargs=FAST)
-    records, part = LocalRecords(compiled, 2), read_part(compiled)
+    records = LocalRecords(compiled, 1, words=np.zeros(4, np.uint64))
+    part, bound = read_part(compiled), () if query is Gradient else (0.5,)
     theta = compiled.parameters.start + np.random.default_rng(2).normal(0, 0.3, compiled.d)
     W = np.eye(len(part.read))
-    of_part = OfPart(query(theta[part.read], W), part.read, compiled.parameters.start)
+    of_part = OfPart(query(theta[part.read], W, *bound), part.read, compiled.parameters.start)
     found = np.concatenate(list(of_part.terms(records)))
     # What is not read does not matter: every record's slope in its direction is 0.
     for chunk in records.gradients(theta):
         assert (np.delete(chunk, part.read, axis=1) == 0).all()
-    whole = np.concatenate(list(query(theta, np.eye(compiled.d)).terms(records)))
+    whole = np.concatenate(list(query(theta, np.eye(compiled.d), *bound).terms(records)))
     norms = [np.linalg.norm(x.reshape(50, -1), axis=1) for x in (found, whole)]
     np.testing.assert_allclose(*norms, rtol=1e-10)
     assert found.shape[1] == of_part.dimension

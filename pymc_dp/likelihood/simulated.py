@@ -1,0 +1,166 @@
+"""Scores of units at outcomes that the model itself has for them, their covariates given."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pymc as pm
+from numpy.typing import NDArray
+from pymc.distributions.distribution import SymbolicRandomVariable
+from pytensor.graph.basic import Variable
+from pytensor.tensor.random.basic import BernoulliRV, CategoricalRV
+from pytensor.tensor.random.op import RandomVariable
+
+from pymc_dp.compat import graph_inputs, io_toposort
+from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.made_up import made_up_rows
+from pymc_dp.likelihood.outcomes import Outcomes
+from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.likelihood.records import RecordLikelihood
+from pymc_dp.linalg import Vector
+
+Words = NDArray[np.uint64]
+
+SECRET_WORDS = 4
+"""Words that seed the outcomes: 256 bits, as long as any key."""
+_DRAWN = 8
+"""Outcomes per record of a law that has not a few values only. With 16 errors are the same on ten models, with 4 a
+tenth larger (``benchmarks/surrogate_constants.py``)."""
+_MOST_VALUES = 12
+"""Categories up to which all of them are taken, each with its probability: more would cost more passes than draws do."""
+
+
+class Scores(NamedTuple):
+    """Of a chunk of units. Private.
+
+    Parameters
+    ----------
+    observed : ndarray, shape (units, d)
+        Gradients of their log-likelihoods.
+    simulated : ndarray, shape (outcomes, units, d)
+        The same at outcomes of the model's.
+    weights : ndarray, shape (outcomes, units)
+        Of these: probabilities, or equal.
+    """
+
+    observed: Vector
+    simulated: Vector
+    weights: Vector
+
+
+class SimulatedScores:
+    r"""Scores :math:`\nabla\ell_i(\theta)` at outcomes :math:`y \sim p(\cdot \mid x_i, \theta)`.
+
+    They have mean 0, and their covariance is the Fisher information. Outcomes of few values are all taken, others are
+    drawn: by a generator that is seeded with secret words and θ, so that they are the same whenever θ comes back.
+
+    A unit's outcomes are a function of its covariates and of random numbers that are independent of all records, as no
+    other unit gets them. So queries may use them: given the random numbers, a term is a function of the unit's own
+    records, and a guarantee that holds given any values of what is independent of the data holds.
+
+    Parameters
+    ----------
+    parameters : ParameterSpace
+    likelihood : RecordLikelihood
+    gradients : UnitGradients
+    compile_kwargs : mapping, optional
+        As for the likelihood.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model's outcomes cannot be drawn, or are drawn by code that is not PyMC's own.
+    Exception
+        Of any kind, if drawing made-up ones fails.
+    """
+
+    def __init__(
+        self,
+        parameters: ParameterSpace,
+        likelihood: RecordLikelihood,
+        gradients: UnitGradients,
+        compile_kwargs: Mapping[str, Any] | None = None,
+    ):
+        model, roles = parameters.model, likelihood.roles
+        _refuse_foreign_laws(list(model.observed_RVs))
+        self._likelihood, self._gradients = likelihood, gradients
+        self._outcomes = Outcomes(model, roles, 0, **(compile_kwargs or {}))
+        joined, theta = parameters.join(model.replace_rvs_by_values(list(model.free_RVs)))
+        self._point = pm.compile([theta], joined, mode="FAST_COMPILE", on_unused_input="ignore")
+        self._values = None
+        if roles.unit_of_record is None and len(model.observed_RVs) == 1:
+            self._values = _few_values(model.observed_RVs[0])
+        rows = made_up_rows(roles.record_data, 2, np.random.default_rng(0))
+        self._draw(parameters.start, rows)
+
+    def of(self, likelihood: RecordLikelihood, gradients: UnitGradients) -> "SimulatedScores":
+        """The same compiled functions for the records of another likelihood of the same graph."""
+        other = copy.copy(self)
+        other._likelihood, other._gradients = likelihood, gradients
+        return other
+
+    def __call__(self, theta: Vector, words: Words) -> Iterator[Scores]:
+        """Of one chunk of units after the other.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (d,)
+        words : ndarray of uint64
+            Secret, and independent of the records.
+        """
+        self._outcomes.seed(np.concatenate([words, np.asarray(theta, np.float64).view(np.uint64)]))
+        for chunk in self._gradients.chunks.all():
+            rows = self._likelihood.rows(chunk.records)
+            observed = chunk.per_unit(self._gradients.of_rows(theta, rows))
+            if self._values is None:
+                drawn = [chunk.per_unit(self._at_draw(theta, rows)) for _ in range(_DRAWN)]
+                weights = np.full((_DRAWN, len(observed)), 1 / _DRAWN)
+                yield Scores(observed, np.stack(drawn), weights)
+                continue
+            placed = [self._outcomes.put([value], rows) for value in self._values]
+            logs = np.stack([self._likelihood.evaluate_rows(theta, some) for some in placed])
+            weights = np.exp(logs - logs.max(axis=0))
+            scores = np.stack([self._gradients.of_rows(theta, some) for some in placed])
+            yield Scores(observed, scores, weights / weights.sum(axis=0))
+
+    def _at_draw(self, theta: Vector, rows: Sequence[NDArray[Any]]) -> Vector:
+        return self._likelihood.shielded(
+            lambda some: self._gradients.evaluate(theta, self._draw(theta, some)), rows, theta.shape
+        )
+
+    def _draw(self, theta: Vector, rows: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        n = rows[0].shape[self._likelihood.axes[0]]
+        return self._outcomes.in_place(self._point(theta), n, rows)
+
+
+def _refuse_foreign_laws(outcomes: list[Variable]) -> None:
+    """Refuse code of others that draws: nobody knows whether a record's outcome depends on other records there.
+
+    Laws of PyMC's own draw each entry by its own parameters, which the log-likelihood depends on, too, and that is
+    checked to be a function of a record alone.
+    """
+    for node in io_toposort(list(graph_inputs(outcomes)), outcomes):
+        op: Any = node.op
+        if isinstance(op, RandomVariable | SymbolicRandomVariable) and not type(
+            op
+        ).__module__.startswith(("pymc.", "pytensor.")):
+            raise UnsupportedModelError(f"{type(op).__name__} draws by code that is not PyMC's.")
+        inner = getattr(op, "fgraph", None)
+        if inner is not None:
+            _refuse_foreign_laws(list(inner.outputs))
+
+
+def _few_values(rv: Variable) -> list[int] | None:
+    """All values of an outcome; None if they are many, or not known."""
+    op: Any = rv.owner.op
+    if isinstance(op, BernoulliRV):
+        return [0, 1]
+    if isinstance(op, CategoricalRV):
+        try:
+            many = int(rv.owner.inputs[-1].shape[-1].eval())
+        except Exception:  # noqa: BLE001  how many there are depends on something else
+            return None
+        return list(range(many)) if many <= _MOST_VALUES else None
+    return None
