@@ -23,6 +23,14 @@ N = 240
 SCENARIOS = {}
 
 
+@pytest.fixture(autouse=True)
+def interpreted(request):
+    """As everything else here: what PyMC compiles for its own ends. Not where thousands of draws are made of it."""
+    of_test = getattr(request.node, "callspec", None)
+    if of_test is None or of_test.params.get("name") != "many_groups":
+        request.getfixturevalue("interpret")
+
+
 @pytest.fixture
 def tells_nothing(monkeypatch, capfd):
     """Run something on several data sets: all that leaves has to be the same."""
@@ -187,6 +195,17 @@ def built(name, which):
     return dp.integrate_out(model, "u") if name == "an_effect_per_person" else model
 
 
+TWO_EACH = np.repeat(np.arange(N // 2), 2)
+UNITS = {"rows": None, "people": TWO_EACH}
+
+
+@functools.cache
+def compiled(name, which, kind="rows"):
+    """Compiled once for all tests of a worker, with whatever it compiles when it is first asked for."""
+    unit, public = UNITS[kind], PUBLIC.get(name, ())
+    return dp.compile(built(name, which), unit=unit, public=public, **FAST)
+
+
 GENEROUS = {"epsilon": 20.0, "delta": 1e-3}
 SAMPLERS = {
     "penalty": (dp.DPPenalty, GENEROUS),
@@ -198,13 +217,22 @@ SAMPLERS = {
     "sgld": (dp.comparators.DPSGLD, {**GENEROUS, "step_size": 1e-3}),
 }
 RELATIONS = ("substitute-one", "add-or-remove")
-TWO_EACH = np.repeat(np.arange(N // 2), 2)
 
 
-def sampled(which, name, relation="substitute-one", unit=None, sampler="penalty"):
-    """The whole way of `dp.sample`, its plan, its report, and its account."""
+def sampled(which, name, relation="substitute-one", kind="rows", sampler="penalty"):
+    """The whole way of `dp.sample`, its plan, its report, and its account.
+
+    From the model as PyMC has it for the simplest of the samplers, for the others from what is compiled once.
+    """
     step, settings = SAMPLERS[sampler]
-    model = built(name, which)
+    of_model = {"model": compiled(name, which, kind)}
+    if sampler == "penalty" and relation == RELATIONS[0]:
+        of_model = {
+            "model": built(name, which),
+            "unit": UNITS[kind],
+            "public": PUBLIC.get(name, ()),
+            **FAST,
+        }
     ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours=relation)
     settings = {k: v for k, v in settings.items() if k != "epsilon"} | {
         "epsilon": settings["epsilon"] or 1.0
@@ -214,22 +242,19 @@ def sampled(which, name, relation="substitute-one", unit=None, sampler="penalty"
         built_step = step(
             draws=6,
             chains=1,
-            model=model,
-            unit=unit,
-            public=PUBLIC.get(name, ()),
             **settings,
-            **FAST,
+            **of_model,
         )
         raw = pm.sample(
-            6, tune=0, chains=1, step=built_step, model=model, cores=1, random_seed=1,
+            6, tune=0, chains=1, step=built_step, model=built_step.model, cores=1, random_seed=1,
             progressbar=False, compute_convergence_checks=False,
-            var_names=[v.name for v in model.unobserved_RVs if v.name not in built_step.roles.left_out],
+            var_names=[v.name for v in built_step.model.unobserved_RVs if v.name not in built_step.roles.left_out],
         )  # fmt: skip
         result = dp.release(raw)
         return [result, str(dp.privacy_report(result)), built_step]
     result = dp.sample(
-        6, chains=2, model=model, neighbours=relation, unit=unit, ledger=ledger, step=step,
-        public=PUBLIC.get(name, ()), random_seed=1, cores=1, progressbar=False, **settings, **FAST,
+        6, chains=2, neighbours=relation, ledger=ledger, step=step, random_seed=1, cores=1, progressbar=False,
+        **settings, **of_model,
     )  # fmt: skip
     return [result, str(dp.privacy_report(result, ledger=ledger)), ledger]
 
@@ -252,7 +277,7 @@ def cases():
 
 @pytest.mark.parametrize(("name", "sampler", "relation"), list(cases()))
 def test_a_sample_tells_nothing(name, sampler, relation, tells_nothing):
-    found = tells_nothing(lambda k: sampled(k, name, relation, None, sampler), 0, 1)
+    found = tells_nothing(lambda k: sampled(k, name, relation, "rows", sampler), 0, 1)
     assert not found["error"]
 
 
@@ -260,14 +285,13 @@ def test_a_sample_tells_nothing(name, sampler, relation, tells_nothing):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", ["a_missing_value", "everybody_else", "incomes"])
 def test_a_sample_of_people_with_several_rows_tells_nothing(name, relation, sampler, tells_nothing):
-    found = tells_nothing(lambda k: sampled(k, name, relation, TWO_EACH, sampler), 0, 1)
+    found = tells_nothing(lambda k: sampled(k, name, relation, "people", sampler), 0, 1)
     assert not found["error"]
 
 
 # -- what is no sampler ----------------------------------------------------------------------------------
 
 BUDGET = {"epsilon": 5.0, "delta": 1e-3}
-UNITS = {"rows": None, "people": TWO_EACH}
 
 
 @functools.cache
@@ -277,11 +301,6 @@ def draws_of(kind):
         6, chains=2, model=built("everybody_else", 0), public=["weight"], unit=UNITS[kind], step=dp.DPPenalty,
         neighbours="add-or-remove", random_seed=1, cores=1, progressbar=False, **BUDGET, **FAST,
     )  # fmt: skip
-
-
-def compiled(name, which, kind="rows"):
-    unit, public = UNITS[kind], PUBLIC.get(name, ())
-    return dp.compile(built(name, which), unit=unit, public=public, **FAST)
 
 
 BOTH = [
@@ -446,17 +465,28 @@ def coming(n, people=False):
 CAME = {"public": ["grid", "weights"], "neighbours": "add-or-remove"}
 
 
+def pairs_of(n, people):
+    return {"unit": np.repeat([f"id{i}" for i in range(n)], 2)} if people else {}
+
+
+@functools.cache
+def compiled_coming(n, people=False):
+    return dp.compile(coming(n, people), public=CAME["public"], **pairs_of(n, people), **FAST)
+
+
 @pytest.mark.parametrize("people", [False, True], ids=["rows", "people"])
 @pytest.mark.parametrize("sampler", ["penalty", "hmc", "anchored", "sgld"])
 def test_a_sample_does_not_tell_who_comes_or_goes(sampler, people, tells_nothing):
     step, settings = SAMPLERS[sampler]
 
     def run(n):
-        unit = np.repeat([f"id{i}" for i in range(n)], 2) if people else None
+        of_model = {"model": compiled_coming(n, people), "neighbours": CAME["neighbours"]}
+        if sampler == "penalty":
+            of_model = {"model": coming(n, people), **pairs_of(n, people), **CAME, **FAST}
         ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours="add-or-remove")
         result = dp.sample(
-            6, chains=2, model=coming(n, people), unit=unit, ledger=ledger, step=step, random_seed=1, cores=1,
-            progressbar=False, **settings, **CAME, **FAST,
+            6, chains=2, ledger=ledger, step=step, random_seed=1, cores=1, progressbar=False,
+            **settings, **of_model,
         )  # fmt: skip
         assert {"curve", "w"} <= set(groups_of(result)["posterior"])
         return [result, dp.privacy_report(result, ledger=ledger), ledger]
@@ -513,7 +543,7 @@ def test_nothing_else_tells_who_comes_or_goes(tells_nothing):
     given = dp.sample(6, chains=2, model=coming(FEW), **of, **BUDGET, **CAME, **FAST)
 
     def run(n):
-        model = dp.compile(coming(n), public=CAME["public"], **FAST)
+        model = compiled_coming(n)
         neighbours = {"neighbours": "add-or-remove"}
         steps = [
             step(
