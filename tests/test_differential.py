@@ -186,6 +186,70 @@ def an_effect_per_person(which):
     pm.Normal("y", u[who] + pm.Normal("b", 0, 1), 1, observed=outcome())
 
 
+# -- of which the model is asked for outcomes: it may have none for a record, or may not be able to draw any
+
+
+def one_other(which, value, usual):
+    """A column with one record's value far off, or not."""
+    x = usual.copy()
+    x[5] = value if which else usual[5]
+    return x
+
+
+@scenario
+def a_rate_beyond_all_numbers(which):
+    """A Poisson outcome of it cannot be drawn: NumPy raises."""
+    x = pm.Data("x", one_other(which, 1e5, rng(1).normal(size=N)))
+    a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
+    pm.Poisson("y", pm.math.exp(a + b * x), observed=rng(3).poisson(2.0, size=N))
+
+
+@scenario
+def a_chance_above_one(which):
+    """Neither outcome of it is possible."""
+    x = pm.Data("x", one_other(which, 7.0, rng(1).uniform(0.5, 0.9, size=N)))
+    a = pm.Normal("a", 0, 1)
+    pm.Bernoulli(
+        "y", pm.math.sigmoid(a + pm.Normal("b", 0, 1)) * x, observed=rng(3).integers(2, size=N)
+    )
+
+
+@scenario
+def a_spread_below_zero(which):
+    x = pm.Data("x", one_other(which, -1.0, rng(1).uniform(0.5, 2, size=N)))
+    a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
+    pm.Normal("y", a, pm.math.exp(b) * x, observed=outcome())
+
+
+@scenario
+def a_category_of_no_group(which):
+    group = one_other(which, 98765, rng(1).integers(4, size=N))
+    logits = pm.Normal("logits", 0, 1, shape=(4, 3))
+    pm.Categorical("y", logit_p=logits[group], observed=rng(3).integers(3, size=N))
+
+
+@scenario
+def a_law_without_draws(which):
+    """The model has a density for outcomes, and nothing that draws them."""
+    x = pm.Data("x", one_other(which, 1e200, rng(1).normal(size=N)))
+    a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
+    pm.CustomDist(
+        "y",
+        a + b * x,
+        logp=lambda y, mean: -((y - mean) ** 2) / 2,
+        observed=pm.Data("Y", outcome()),
+    )
+
+
+OUTCOMES = {
+    "a_rate_beyond_all_numbers": True,
+    "a_chance_above_one": True,
+    "a_spread_below_zero": True,
+    "a_category_of_no_group": True,
+    "a_law_without_draws": False,
+}
+"""Whether the surrogate compares them with outcomes of the model's."""
+
 PUBLIC = {"everybody_else": ["weight"]}
 
 
@@ -266,6 +330,8 @@ def cases():
         for sampler in SAMPLERS:
             if dear and sampler in ("polynomial", "barker", "sgld", "automatic"):
                 continue
+            if name in OUTCOMES and sampler != "anchored":
+                continue
             for relation in RELATIONS:
                 if sampler == "barker" and relation != "substitute-one":
                     continue
@@ -287,6 +353,42 @@ def test_a_sample_tells_nothing(name, sampler, relation, tells_nothing):
 def test_a_sample_of_people_with_several_rows_tells_nothing(name, relation, sampler, tells_nothing):
     found = tells_nothing(lambda k: sampled(k, name, relation, "people", sampler), 0, 1)
     assert not found["error"]
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_a_sample_of_people_with_several_outcomes_tells_nothing(name, relation, tells_nothing):
+    """Here all are drawn: those of several records are too many to go through."""
+    found = tells_nothing(lambda k: sampled(k, name, relation, "people", "anchored"), 0, 1)
+    assert not found["error"]
+
+
+@pytest.mark.parametrize("kind", UNITS)
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_whether_outcomes_are_drawn_does_not_depend_on_data(name, kind):
+    found = [compiled(name, which, kind).simulated for which in (0, 1)]
+    assert [one is not None for one in found] == [OUTCOMES[name]] * 2
+    if OUTCOMES[name]:
+        assert found[0]._values == found[1]._values
+
+
+# Exposures, known standard errors: made-up records of the same kind may be below 0, and draws of these fail.
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda mean, x: pm.Poisson("y", x * pm.math.exp(mean), observed=np.ones(N, int)),
+        lambda mean, x: pm.Normal("y", mean, x, observed=outcome()),
+        lambda mean, x: pm.NegativeBinomial(
+            "y", mu=x * pm.math.exp(mean), alpha=x, observed=np.ones(N, int)
+        ),
+    ],
+    ids=["poisson", "normal", "negative binomial"],
+)
+def test_outcomes_that_not_every_made_up_record_has_are_drawn(law):
+    with pm.Model() as model:
+        x = rng(1).uniform(0.5, 2, size=N)
+        law(pm.Normal("a", 0, 1) + pm.Normal("b", 0, 1) * rng(2).normal(size=N), x)
+    assert dp.compile(model, **FAST).simulated is not None
 
 
 # -- what is no sampler ----------------------------------------------------------------------------------
@@ -403,7 +505,9 @@ def test_a_released_sum_tells_nothing(mechanism, joint, tells_nothing):
 
 
 @pytest.mark.parametrize("kind", UNITS)
-@pytest.mark.parametrize("name", ["everybody_else", "a_missing_value", "incomes"])
+@pytest.mark.parametrize(
+    "name", ["everybody_else", "a_missing_value", "incomes", "a_law_without_draws"]
+)
 def test_an_owner_tells_nothing(name, kind, tells_nothing):
     at = {"theta": np.zeros(2), "W": np.eye(2), "share": np.array(0.1)}
     requests = {
@@ -510,6 +614,35 @@ def test_a_sample_of_one_parameter_does_not_tell_who_comes_or_goes(sampler, tell
         ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours="add-or-remove")
         result = dp.sample(
             6, chains=2, model=rate(n), ledger=ledger, step=step, random_seed=1, cores=1, progressbar=False,
+            neighbours="add-or-remove", **settings, **FAST,
+        )  # fmt: skip
+        return [result, dp.privacy_report(result, ledger=ledger), ledger]
+
+    assert not tells_nothing(run, N, N + 1)["error"]
+
+
+def drawn(law, n):
+    with pm.Model() as model:
+        x = pm.Data("x", rng(1).normal(size=n))
+        mean = pm.Normal("a", 0, 1) + pm.Normal("b", 0, 1) * x
+        y = rng(2).integers(2, size=n)
+        if law == "poisson":
+            pm.Poisson("y", pm.math.exp(mean), observed=y)
+        elif law == "bernoulli":
+            pm.Bernoulli("y", logit_p=mean, observed=y)
+        else:
+            pm.CustomDist("y", mean, logp=lambda y, mean: -((y - mean) ** 2) / 2, observed=1.0 * y)
+    return model
+
+
+@pytest.mark.parametrize("law", ["poisson", "bernoulli", "without draws"])
+def test_outcomes_of_the_models_do_not_tell_who_comes_or_goes(law, tells_nothing):
+    step, settings = SAMPLERS["anchored"]
+
+    def run(n):
+        ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours="add-or-remove")
+        result = dp.sample(
+            6, chains=2, model=drawn(law, n), ledger=ledger, step=step, random_seed=1, cores=1, progressbar=False,
             neighbours="add-or-remove", **settings, **FAST,
         )  # fmt: skip
         return [result, dp.privacy_report(result, ledger=ledger), ledger]

@@ -13,8 +13,11 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.compat import groups_of, root_attrs
+from pymc_dp.likelihood.simulated import SimulatedScores
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum
+from pymc_dp.privacy.noise import SecureNoise
+from pymc_dp.records import measurements
 
 SENTINEL = 271828.182845904509
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
@@ -411,6 +414,61 @@ def test_non_finite_terms_are_clipped_and_silent(recwarn):
         point, (stats,) = step.step(point)
         assert np.isfinite(stats["accept_rate"])
     assert len(recwarn) == 0
+
+
+@pytest.mark.parametrize("build", [poisson, plain])
+def test_outcomes_of_the_models_are_seeded_by_the_noise_source_and_by_nothing_else(
+    build, monkeypatch
+):
+    """Neither by `random_seed` nor by NumPy's global state, nor by records."""
+    given, used, released = [], [], []
+    secret = {"words": None}
+
+    def words(self, size, at=()):
+        given.append(np.full(size, secret["words"], np.uint64))
+        return given[-1]
+
+    honest = SimulatedScores.__call__
+
+    def scores(self, theta, words):
+        used.append(words)
+        return honest(self, theta, words)
+
+    def kept(release):
+        def on_record(*args, **keywords):
+            released.append(np.array(release(*args, **keywords)))
+            return released[-1]
+
+        return on_record
+
+    monkeypatch.setattr(SecureNoise, "words", words)
+    monkeypatch.setattr(SimulatedScores, "__call__", scores)
+    # Sums without noise: whatever else is random would show in them.
+    monkeypatch.setattr(
+        SecureNoise, "discrete_gaussian", lambda self, s, size, at=(): np.zeros(size, np.int64)
+    )
+    for release in ("noisy_total", "noisy_counts"):
+        name = f"pymc_dp.records.measurements.{release}"
+        monkeypatch.setattr(name, kept(getattr(measurements, release)))
+
+    def run(with_words, seed, is_spoilt=False):
+        given.clear(), used.clear(), released.clear()
+        secret["words"] = with_words
+        np.random.seed(seed)
+        dp.sample(
+            5, chains=1, step=dp.DPSurrogate, family="normal", model=compiled(build, False, is_spoilt), epsilon=1e3,
+            delta=1e-3, cores=1, random_seed=seed, progressbar=False,
+        )  # fmt: skip
+        assert len(given) == 1
+        assert len(used) > 2
+        for one in used:  # and the number of the first unit, of which there is one for every shard
+            np.testing.assert_array_equal(one, [*given[0], 0])
+        return [x.tolist() for x in released]
+
+    once = run(1, seed=1)
+    assert run(1, seed=2) == once
+    assert run(2, seed=1) != once
+    run(1, seed=1, is_spoilt=True)
 
 
 def test_the_seed_of_the_run_does_not_drive_the_noise(logistic, quiet):
