@@ -13,6 +13,7 @@ import pymc_dp as dp
 from pymc_dp.evidence.expected import find_epsilon
 
 N = 20_000
+FAST = {"mode": "FAST_COMPILE"}
 
 
 def design(seed):
@@ -47,17 +48,23 @@ def without_data():
 
 
 @pytest.mark.parametrize("likelihood", ["bernoulli", "normal"])
-def test_the_privacy_shift_of_a_run_is_within_half_as_much_again(likelihood):
-    X = design(8)
-    y = outcomes(X, likelihood)
-    expected = dp.expected_privacy_shift(
-        regression(X, y, likelihood), epsilon=1.0, data={"X": design(1)}, runs=3
+def test_the_privacy_shift_of_a_run_is_within_half_as_much_again(likelihood, monkeypatch):
+    """The median of five runs: single ones may be half as much again off, by what their queries cost."""
+    # Of a run's law nothing is drawn: NUTS takes longer than all the rest.
+    monkeypatch.setattr(
+        "pymc_dp.steps.normal.draw",
+        lambda anchor, prior, draws, chains, sampler: np.zeros((chains, draws, 1)),
     )
-    step = dp.DPSurrogate(
-        family="normal", draws=1, chains=1, epsilon=1.0, model=regression(X, y, likelihood),
-        noise_source=dp.InsecureSeededNoise(7),
-    )  # fmt: skip
-    shift = step.release().privacy_shift
+    X = design(8)
+    model = dp.compile(regression(X, outcomes(X, likelihood), likelihood), compile_kwargs=FAST)
+    expected = dp.expected_privacy_shift(model, epsilon=1.0, data={"X": design(1)}, runs=5)
+    shift = np.median([
+        dp.DPSurrogate(
+            family="normal", draws=1, chains=1, epsilon=1.0, model=model,
+            noise_source=dp.InsecureSeededNoise(seed),
+        ).release().privacy_shift
+        for seed in range(5)
+    ])  # fmt: skip
     assert shift / 1.5 < expected.privacy_shift < 1.5 * shift
     assert expected.least <= expected.privacy_shift <= expected.most
     assert f"{expected.privacy_shift:.2g}" in str(expected)
