@@ -8,6 +8,7 @@ import pytensor
 import pytest
 
 import pymc_dp as dp
+from pymc_dp.polynomial.settings import SETTINGS
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import SecureNoise
 
@@ -82,6 +83,12 @@ def interpret():
     """What PyMC compiles for its own ends in each run anew (what a trace keeps, starting points) is interpreted too."""
     with pytensor.config.change_flags(mode="FAST_COMPILE"):
         yield
+
+
+@pytest.fixture
+def few_moves(monkeypatch):
+    """Walkers of a polynomial move less, where it does not matter how well they have mixed."""
+    monkeypatch.setitem(vars(SETTINGS), "moves", 40)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ FAR = 1e3
 
 
 @pytest.fixture(autouse=True)
-def normal_draws(monkeypatch):
+def normal_draws(monkeypatch, few_moves):
     """Of the law's normal approximation, in place of NUTS: hundreds of runs would each compile it."""
 
     def draw(anchor, log_public, draws, chains, nuts_sampler):

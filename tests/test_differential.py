@@ -24,7 +24,7 @@ SCENARIOS = {}
 
 
 @pytest.fixture(autouse=True)
-def interpreted(request):
+def interpreted(request, few_moves):
     """As everything else here: what PyMC compiles for its own ends. Not where thousands of draws are made of it."""
     of_test = getattr(request.node, "callspec", None)
     if of_test is None or of_test.params.get("name") != "many_groups":

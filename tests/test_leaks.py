@@ -24,7 +24,7 @@ FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 
 
 @pytest.fixture(autouse=True)
-def interpreted(interpret):
+def interpreted(interpret, few_moves):
     """As everything else here: what PyMC compiles for its own ends."""
 
 
