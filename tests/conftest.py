@@ -4,9 +4,11 @@ from functools import cache
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 
 import pymc_dp as dp
+from pymc_dp.polynomial.settings import SETTINGS
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import SecureNoise
 
@@ -74,6 +76,19 @@ def compiled_logistic(n: int = 120, d: int = 2, seed: int = 0) -> dp.CompiledMod
 def compiled():
     """The same, compiled once for all tests of a worker: neither it nor its model is to be changed."""
     return compiled_logistic
+
+
+@pytest.fixture
+def interpret():
+    """What PyMC compiles for its own ends in each run anew (what a trace keeps, starting points) is interpreted too."""
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        yield
+
+
+@pytest.fixture
+def few_moves(monkeypatch):
+    """Walkers of a polynomial move less, where it does not matter how well they have mixed."""
+    monkeypatch.setitem(vars(SETTINGS), "moves", 40)
 
 
 @pytest.fixture(scope="session")

@@ -86,8 +86,9 @@ def everything_that_leaves(run, capfd):
         finally:
             logging.getLogger().removeHandler(handler)
             log_of_pymc.setLevel(level)
-    # PyTensor warns of its compiler once per process.
+    # PyTensor warns of its compiler once per process; Python of what it has found no use for any more, whoever left it.
     caught = [w for w in caught if "/pytensor/" not in w.filename]
+    caught = [w for w in caught if not issubclass(w.category, ResourceWarning)]
     said = [str(w.message) for w in caught if "fork" not in str(w.message)]
     text = [*said, log.getvalue(), *capfd.readouterr()]
     # And prints what it compiles with.

@@ -23,6 +23,14 @@ N = 240
 SCENARIOS = {}
 
 
+@pytest.fixture(autouse=True)
+def interpreted(request, few_moves):
+    """As everything else here: what PyMC compiles for its own ends. Not where thousands of draws are made of it."""
+    of_test = getattr(request.node, "callspec", None)
+    if of_test is None or of_test.params.get("name") != "many_groups":
+        request.getfixturevalue("interpret")
+
+
 @pytest.fixture
 def tells_nothing(monkeypatch, capfd):
     """Run something on several data sets: all that leaves has to be the same."""
@@ -178,6 +186,70 @@ def an_effect_per_person(which):
     pm.Normal("y", u[who] + pm.Normal("b", 0, 1), 1, observed=outcome())
 
 
+# -- of which the model is asked for outcomes: it may have none for a record, or may not be able to draw any
+
+
+def one_other(which, value, usual):
+    """A column with one record's value far off, or not."""
+    x = usual.copy()
+    x[5] = value if which else usual[5]
+    return x
+
+
+@scenario
+def a_rate_beyond_all_numbers(which):
+    """A Poisson outcome of it cannot be drawn: NumPy raises."""
+    x = pm.Data("x", one_other(which, 1e5, rng(1).normal(size=N)))
+    a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
+    pm.Poisson("y", pm.math.exp(a + b * x), observed=rng(3).poisson(2.0, size=N))
+
+
+@scenario
+def a_chance_above_one(which):
+    """Neither outcome of it is possible."""
+    x = pm.Data("x", one_other(which, 7.0, rng(1).uniform(0.5, 0.9, size=N)))
+    a = pm.Normal("a", 0, 1)
+    pm.Bernoulli(
+        "y", pm.math.sigmoid(a + pm.Normal("b", 0, 1)) * x, observed=rng(3).integers(2, size=N)
+    )
+
+
+@scenario
+def a_spread_below_zero(which):
+    x = pm.Data("x", one_other(which, -1.0, rng(1).uniform(0.5, 2, size=N)))
+    a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
+    pm.Normal("y", a, pm.math.exp(b) * x, observed=outcome())
+
+
+@scenario
+def a_category_of_no_group(which):
+    group = one_other(which, 98765, rng(1).integers(4, size=N))
+    logits = pm.Normal("logits", 0, 1, shape=(4, 3))
+    pm.Categorical("y", logit_p=logits[group], observed=rng(3).integers(3, size=N))
+
+
+@scenario
+def a_law_without_draws(which):
+    """The model has a density for outcomes, and nothing that draws them."""
+    x = pm.Data("x", one_other(which, 1e200, rng(1).normal(size=N)))
+    a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
+    pm.CustomDist(
+        "y",
+        a + b * x,
+        logp=lambda y, mean: -((y - mean) ** 2) / 2,
+        observed=pm.Data("Y", outcome()),
+    )
+
+
+OUTCOMES = {
+    "a_rate_beyond_all_numbers": True,
+    "a_chance_above_one": True,
+    "a_spread_below_zero": True,
+    "a_category_of_no_group": True,
+    "a_law_without_draws": False,
+}
+"""Whether the surrogate compares them with outcomes of the model's."""
+
 PUBLIC = {"everybody_else": ["weight"]}
 
 
@@ -185,6 +257,17 @@ def built(name, which):
     with pm.Model() as model:
         SCENARIOS[name](which)
     return dp.integrate_out(model, "u") if name == "an_effect_per_person" else model
+
+
+TWO_EACH = np.repeat(np.arange(N // 2), 2)
+UNITS = {"rows": None, "people": TWO_EACH}
+
+
+@functools.cache
+def compiled(name, which, kind="rows"):
+    """Compiled once for all tests of a worker, with whatever it compiles when it is first asked for."""
+    unit, public = UNITS[kind], PUBLIC.get(name, ())
+    return dp.compile(built(name, which), unit=unit, public=public, **FAST)
 
 
 GENEROUS = {"epsilon": 20.0, "delta": 1e-3}
@@ -198,13 +281,22 @@ SAMPLERS = {
     "sgld": (dp.comparators.DPSGLD, {**GENEROUS, "step_size": 1e-3}),
 }
 RELATIONS = ("substitute-one", "add-or-remove")
-TWO_EACH = np.repeat(np.arange(N // 2), 2)
 
 
-def sampled(which, name, relation="substitute-one", unit=None, sampler="penalty"):
-    """The whole way of `dp.sample`, its plan, its report, and its account."""
+def sampled(which, name, relation="substitute-one", kind="rows", sampler="penalty"):
+    """The whole way of `dp.sample`, its plan, its report, and its account.
+
+    From the model as PyMC has it for the simplest of the samplers, for the others from what is compiled once.
+    """
     step, settings = SAMPLERS[sampler]
-    model = built(name, which)
+    of_model = {"model": compiled(name, which, kind)}
+    if sampler == "penalty" and relation == RELATIONS[0]:
+        of_model = {
+            "model": built(name, which),
+            "unit": UNITS[kind],
+            "public": PUBLIC.get(name, ()),
+            **FAST,
+        }
     ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours=relation)
     settings = {k: v for k, v in settings.items() if k != "epsilon"} | {
         "epsilon": settings["epsilon"] or 1.0
@@ -214,22 +306,19 @@ def sampled(which, name, relation="substitute-one", unit=None, sampler="penalty"
         built_step = step(
             draws=6,
             chains=1,
-            model=model,
-            unit=unit,
-            public=PUBLIC.get(name, ()),
             **settings,
-            **FAST,
+            **of_model,
         )
         raw = pm.sample(
-            6, tune=0, chains=1, step=built_step, model=model, cores=1, random_seed=1,
+            6, tune=0, chains=1, step=built_step, model=built_step.model, cores=1, random_seed=1,
             progressbar=False, compute_convergence_checks=False,
-            var_names=[v.name for v in model.unobserved_RVs if v.name not in built_step.roles.left_out],
+            var_names=[v.name for v in built_step.model.unobserved_RVs if v.name not in built_step.roles.left_out],
         )  # fmt: skip
         result = dp.release(raw)
         return [result, str(dp.privacy_report(result)), built_step]
     result = dp.sample(
-        6, chains=2, model=model, neighbours=relation, unit=unit, ledger=ledger, step=step,
-        public=PUBLIC.get(name, ()), random_seed=1, cores=1, progressbar=False, **settings, **FAST,
+        6, chains=2, neighbours=relation, ledger=ledger, step=step, random_seed=1, cores=1, progressbar=False,
+        **settings, **of_model,
     )  # fmt: skip
     return [result, str(dp.privacy_report(result, ledger=ledger)), ledger]
 
@@ -240,6 +329,8 @@ def cases():
         dear = name in ("many_groups", "an_effect_per_person", "numbers_of_a_prior")
         for sampler in SAMPLERS:
             if dear and sampler in ("polynomial", "barker", "sgld", "automatic"):
+                continue
+            if name in OUTCOMES and sampler != "anchored":
                 continue
             for relation in RELATIONS:
                 if sampler == "barker" and relation != "substitute-one":
@@ -252,7 +343,7 @@ def cases():
 
 @pytest.mark.parametrize(("name", "sampler", "relation"), list(cases()))
 def test_a_sample_tells_nothing(name, sampler, relation, tells_nothing):
-    found = tells_nothing(lambda k: sampled(k, name, relation, None, sampler), 0, 1)
+    found = tells_nothing(lambda k: sampled(k, name, relation, "rows", sampler), 0, 1)
     assert not found["error"]
 
 
@@ -260,14 +351,49 @@ def test_a_sample_tells_nothing(name, sampler, relation, tells_nothing):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", ["a_missing_value", "everybody_else", "incomes"])
 def test_a_sample_of_people_with_several_rows_tells_nothing(name, relation, sampler, tells_nothing):
-    found = tells_nothing(lambda k: sampled(k, name, relation, TWO_EACH, sampler), 0, 1)
+    found = tells_nothing(lambda k: sampled(k, name, relation, "people", sampler), 0, 1)
     assert not found["error"]
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_a_sample_of_people_with_several_outcomes_tells_nothing(name, relation, tells_nothing):
+    """Here all are drawn: those of several records are too many to go through."""
+    found = tells_nothing(lambda k: sampled(k, name, relation, "people", "anchored"), 0, 1)
+    assert not found["error"]
+
+
+@pytest.mark.parametrize("kind", UNITS)
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_whether_outcomes_are_drawn_does_not_depend_on_data(name, kind):
+    found = [compiled(name, which, kind).simulated for which in (0, 1)]
+    assert [one is not None for one in found] == [OUTCOMES[name]] * 2
+    if OUTCOMES[name]:
+        assert found[0]._values == found[1]._values
+
+
+# Exposures, known standard errors: made-up records of the same kind may be below 0, and draws of these fail.
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda mean, x: pm.Poisson("y", x * pm.math.exp(mean), observed=np.ones(N, int)),
+        lambda mean, x: pm.Normal("y", mean, x, observed=outcome()),
+        lambda mean, x: pm.NegativeBinomial(
+            "y", mu=x * pm.math.exp(mean), alpha=x, observed=np.ones(N, int)
+        ),
+    ],
+    ids=["poisson", "normal", "negative binomial"],
+)
+def test_outcomes_that_not_every_made_up_record_has_are_drawn(law):
+    with pm.Model() as model:
+        x = rng(1).uniform(0.5, 2, size=N)
+        law(pm.Normal("a", 0, 1) + pm.Normal("b", 0, 1) * rng(2).normal(size=N), x)
+    assert dp.compile(model, **FAST).simulated is not None
 
 
 # -- what is no sampler ----------------------------------------------------------------------------------
 
 BUDGET = {"epsilon": 5.0, "delta": 1e-3}
-UNITS = {"rows": None, "people": TWO_EACH}
 
 
 @functools.cache
@@ -277,11 +403,6 @@ def draws_of(kind):
         6, chains=2, model=built("everybody_else", 0), public=["weight"], unit=UNITS[kind], step=dp.DPPenalty,
         neighbours="add-or-remove", random_seed=1, cores=1, progressbar=False, **BUDGET, **FAST,
     )  # fmt: skip
-
-
-def compiled(name, which, kind="rows"):
-    unit, public = UNITS[kind], PUBLIC.get(name, ())
-    return dp.compile(built(name, which), unit=unit, public=public, **FAST)
 
 
 BOTH = [
@@ -348,7 +469,11 @@ def test_what_is_expected_of_a_run_tells_nothing(relation, tells_nothing):
     assert not tells_nothing(run, 0, 1)["error"]
 
 
-def test_a_trade_off_tells_nothing(tells_nothing):
+def test_a_trade_off_tells_nothing(tells_nothing, monkeypatch):
+    # Of the posterior without privacy, which is of made-up data.
+    few = {"draws": 50, "tune": 50, "chains": 2}
+    monkeypatch.setattr("pymc_dp.evidence.tradeoff._REFERENCE", few)
+
     def run(which):
         return dp.tradeoff(
             built("everybody_else", which), epsilons=[1.0], data={"x": np.linspace(-1, 1, N)}, public=["weight"],
@@ -384,7 +509,9 @@ def test_a_released_sum_tells_nothing(mechanism, joint, tells_nothing):
 
 
 @pytest.mark.parametrize("kind", UNITS)
-@pytest.mark.parametrize("name", ["everybody_else", "a_missing_value", "incomes"])
+@pytest.mark.parametrize(
+    "name", ["everybody_else", "a_missing_value", "incomes", "a_law_without_draws"]
+)
 def test_an_owner_tells_nothing(name, kind, tells_nothing):
     at = {"theta": np.zeros(2), "W": np.eye(2), "share": np.array(0.1)}
     requests = {
@@ -446,17 +573,28 @@ def coming(n, people=False):
 CAME = {"public": ["grid", "weights"], "neighbours": "add-or-remove"}
 
 
+def pairs_of(n, people):
+    return {"unit": np.repeat([f"id{i}" for i in range(n)], 2)} if people else {}
+
+
+@functools.cache
+def compiled_coming(n, people=False):
+    return dp.compile(coming(n, people), public=CAME["public"], **pairs_of(n, people), **FAST)
+
+
 @pytest.mark.parametrize("people", [False, True], ids=["rows", "people"])
 @pytest.mark.parametrize("sampler", ["penalty", "hmc", "anchored", "sgld"])
 def test_a_sample_does_not_tell_who_comes_or_goes(sampler, people, tells_nothing):
     step, settings = SAMPLERS[sampler]
 
     def run(n):
-        unit = np.repeat([f"id{i}" for i in range(n)], 2) if people else None
+        of_model = {"model": compiled_coming(n, people), "neighbours": CAME["neighbours"]}
+        if sampler == "penalty":
+            of_model = {"model": coming(n, people), **pairs_of(n, people), **CAME, **FAST}
         ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours="add-or-remove")
         result = dp.sample(
-            6, chains=2, model=coming(n, people), unit=unit, ledger=ledger, step=step, random_seed=1, cores=1,
-            progressbar=False, **settings, **CAME, **FAST,
+            6, chains=2, ledger=ledger, step=step, random_seed=1, cores=1, progressbar=False,
+            **settings, **of_model,
         )  # fmt: skip
         assert {"curve", "w"} <= set(groups_of(result)["posterior"])
         return [result, dp.privacy_report(result, ledger=ledger), ledger]
@@ -480,6 +618,35 @@ def test_a_sample_of_one_parameter_does_not_tell_who_comes_or_goes(sampler, tell
         ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours="add-or-remove")
         result = dp.sample(
             6, chains=2, model=rate(n), ledger=ledger, step=step, random_seed=1, cores=1, progressbar=False,
+            neighbours="add-or-remove", **settings, **FAST,
+        )  # fmt: skip
+        return [result, dp.privacy_report(result, ledger=ledger), ledger]
+
+    assert not tells_nothing(run, N, N + 1)["error"]
+
+
+def drawn(law, n):
+    with pm.Model() as model:
+        x = pm.Data("x", rng(1).normal(size=n))
+        mean = pm.Normal("a", 0, 1) + pm.Normal("b", 0, 1) * x
+        y = rng(2).integers(2, size=n)
+        if law == "poisson":
+            pm.Poisson("y", pm.math.exp(mean), observed=y)
+        elif law == "bernoulli":
+            pm.Bernoulli("y", logit_p=mean, observed=y)
+        else:
+            pm.CustomDist("y", mean, logp=lambda y, mean: -((y - mean) ** 2) / 2, observed=1.0 * y)
+    return model
+
+
+@pytest.mark.parametrize("law", ["poisson", "bernoulli", "without draws"])
+def test_outcomes_of_the_models_do_not_tell_who_comes_or_goes(law, tells_nothing):
+    step, settings = SAMPLERS["anchored"]
+
+    def run(n):
+        ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours="add-or-remove")
+        result = dp.sample(
+            6, chains=2, model=drawn(law, n), ledger=ledger, step=step, random_seed=1, cores=1, progressbar=False,
             neighbours="add-or-remove", **settings, **FAST,
         )  # fmt: skip
         return [result, dp.privacy_report(result, ledger=ledger), ledger]
@@ -513,7 +680,7 @@ def test_nothing_else_tells_who_comes_or_goes(tells_nothing):
     given = dp.sample(6, chains=2, model=coming(FEW), **of, **BUDGET, **CAME, **FAST)
 
     def run(n):
-        model = dp.compile(coming(n), public=CAME["public"], **FAST)
+        model = compiled_coming(n)
         neighbours = {"neighbours": "add-or-remove"}
         steps = [
             step(

@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+from functools import cache
 
 import numpy as np
 import pymc as pm
@@ -12,6 +13,7 @@ import pymc_dp as dp
 from pymc_dp.evidence.expected import find_epsilon
 
 N = 20_000
+FAST = {"mode": "FAST_COMPILE"}
 
 
 def design(seed):
@@ -38,25 +40,38 @@ def outcomes(X, likelihood):
     return rng.normal(eta, 0.8)
 
 
+@cache
+def without_data():
+    """The model alone, compiled once: what is expected depends on no data."""
+    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    return dp.compile(model)
+
+
 @pytest.mark.parametrize("likelihood", ["bernoulli", "normal"])
-def test_the_privacy_shift_of_a_run_is_within_half_as_much_again(likelihood):
-    X = design(8)
-    y = outcomes(X, likelihood)
-    expected = dp.expected_privacy_shift(
-        regression(X, y, likelihood), epsilon=1.0, data={"X": design(1)}, runs=3
+def test_the_privacy_shift_of_a_run_is_within_half_as_much_again(likelihood, monkeypatch):
+    """The median of five runs: single ones may be half as much again off, by what their queries cost."""
+    # Of a run's law nothing is drawn: NUTS takes longer than all the rest.
+    monkeypatch.setattr(
+        "pymc_dp.steps.normal.draw",
+        lambda anchor, prior, draws, chains, sampler: np.zeros((chains, draws, 1)),
     )
-    step = dp.DPSurrogate(
-        family="normal", draws=1, chains=1, epsilon=1.0, model=regression(X, y, likelihood),
-        noise_source=dp.InsecureSeededNoise(7),
-    )  # fmt: skip
-    shift = step.release().privacy_shift
+    X = design(8)
+    model = dp.compile(regression(X, outcomes(X, likelihood), likelihood), compile_kwargs=FAST)
+    expected = dp.expected_privacy_shift(model, epsilon=1.0, data={"X": design(1)}, runs=5)
+    shift = np.median([
+        dp.DPSurrogate(
+            family="normal", draws=1, chains=1, epsilon=1.0, model=model,
+            noise_source=dp.InsecureSeededNoise(seed),
+        ).release().privacy_shift
+        for seed in range(5)
+    ])  # fmt: skip
     assert shift / 1.5 < expected.privacy_shift < 1.5 * shift
     assert expected.least <= expected.privacy_shift <= expected.most
     assert f"{expected.privacy_shift:.2g}" in str(expected)
 
 
 def test_an_epsilon_is_found_for_a_shift():
-    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    model = without_data()
     found = dp.expected_privacy_shift(model, shift=0.3, data={"X": design(1)}, runs=3)
     assert 0.28 < found.privacy_shift < 0.32
     assert 0.5 < found.epsilon < 5
@@ -79,14 +94,14 @@ def test_the_real_data_do_not_enter(caplog):
 
 
 def test_a_compiled_model_gives_the_same():
-    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    model = without_data()
     asked = {"epsilon": 1.0, "data": {"X": design(1)}, "runs": 1}
-    said = str(dp.expected_privacy_shift(model, **asked))
-    assert str(dp.expected_privacy_shift(dp.compile(model), **asked)) == said
+    said = str(dp.expected_privacy_shift(model.model, **asked))
+    assert str(dp.expected_privacy_shift(model, **asked)) == said
 
 
 def test_what_was_seen_is_said_where_no_epsilon_is_found():
-    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    model = without_data()
     with pytest.raises(dp.PrivacyConfigurationError) as refusal:
         dp.expected_privacy_shift(model, shift=1e-5, data={"X": design(1)}, runs=1)
     said = str(refusal.value)
@@ -97,7 +112,7 @@ def test_what_was_seen_is_said_where_no_epsilon_is_found():
 
 def test_a_run_that_is_not_usable_does_not_count_as_a_good_one():
     """A lost search has moved nothing, by its own account."""
-    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    model = without_data()
     found = dp.expected_privacy_shift(model, epsilon=0.01, data={"X": design(1)}, runs=3)
     assert found.usable == 0
     assert found.privacy_shift == np.inf
@@ -122,7 +137,7 @@ def test_the_epsilon_that_exists_is_found(shift_at, epsilon):
 
 @pytest.mark.parametrize("asked", [{}, {"epsilon": 1.0, "shift": 0.3}, {"shift": -1.0}])
 def test_what_cannot_be_asked(asked):
-    model = regression(np.zeros((N, 4)), np.zeros(N, dtype=int), "bernoulli")
+    model = without_data()
     with pytest.raises(dp.PrivacyConfigurationError):
         dp.expected_privacy_shift(model, data={"X": design(1)}, **asked)
 

@@ -15,6 +15,7 @@ from pymc_dp.federated import Owner
 
 PACKAGE = Path(dp.__file__).parent
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+pytestmark = pytest.mark.usefixtures("interpret")
 
 
 def test_a_first_private_posterior(logistic, quiet):

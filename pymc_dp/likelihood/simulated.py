@@ -20,6 +20,7 @@ from pymc_dp.likelihood.outcomes import Outcomes
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.linalg import Vector
+from pymc_dp.privacy.clipping import in_silence
 
 Words = NDArray[np.uint64]
 
@@ -30,6 +31,9 @@ _DRAWN = 8
 tenth larger (``benchmarks/surrogate_constants.py``)."""
 _MOST_VALUES = 12
 """Categories up to which all of them are taken, each with its probability: more would cost more passes than draws do."""
+_TRIED = 64
+"""Made-up records until there is one that an outcome can be drawn for. Three quarters of their numbers are above 0: with six
+that have to be, all fail in one model of three hundred thousand."""
 
 
 class Scores(NamedTuple):
@@ -92,8 +96,30 @@ class SimulatedScores:
         self._values = None
         if roles.unit_of_record is None and len(model.observed_RVs) == 1:
             self._values = _few_values(model.observed_RVs[0])
-        rows = made_up_rows(roles.record_data, 2, np.random.default_rng(0))
-        self._draw(parameters.start, rows)
+        self._check(parameters.start)
+
+    def _check(self, theta: Vector) -> None:
+        """Draw made-up outcomes, of one record at least that the model's laws take: as with an exposure above 0.
+
+        It is there twice, so that shapes are those of several.
+        """
+        rng, data = np.random.default_rng(0), self._likelihood.roles.record_data
+        with in_silence():
+            for left in reversed(range(_TRIED)):
+                made = made_up_rows(data, 1, rng)
+                try:
+                    self._draw(
+                        theta,
+                        [
+                            np.repeat(x, 2, axis=leaf.axis)
+                            for x, leaf in zip(made, data, strict=True)
+                        ],
+                    )
+                except Exception:
+                    if not left:
+                        raise
+                else:
+                    return
 
     def of(self, likelihood: RecordLikelihood, gradients: UnitGradients) -> "SimulatedScores":
         """The same compiled functions for the records of another likelihood of the same graph."""
