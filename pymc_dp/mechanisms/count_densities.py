@@ -247,7 +247,8 @@ def _of_cells(total: Any, law: _Law, pairs: list[Any]) -> tuple[Any, Any]:
     width = table.k.type.shape[-1]
     wide = [x.reshape((-1, width)) for x in (c, _ratios(c), table.log_g)]
     flat = [x.ravel() for x in (size, table.k[..., 0], table.count, pt.as_tensor(table.rough))]
-    *known, log_g = held(flat[0], *wide[:2], *flat[1:], wide[2])
+    tensors = [flat[0], *wide[:2], *flat[1:], wide[2]]
+    *known, log_g = held(*(x.astype("float64") for x in tensors))
     pieces = no_pieces(table.rough.size)
     if is_held(log_g):
         pieces = pieces_of([x.get_value() for x in known], log_g.get_value())

@@ -36,7 +36,7 @@ def pieces_of(known: list[Array], log_g: Array) -> tuple[Array, Array, Array]:
     Parameters
     ----------
     known : list of ndarray
-        What :func:`~pymc_dp.mechanisms.count_sums.count_sum` takes, from `size` to `all_`.
+        What :func:`~pymc_dp.mechanisms.count_sums.count_sum` takes, from `size` to `rough`.
     log_g : ndarray, shape (cells, width)
         Log-probabilities of what was published, count by count.
 

@@ -101,30 +101,13 @@ def terms(c, ratio, count, eta, x, rough, apart, f):  # type: ignore[no-untyped-
     return peak, step, start, last, total, first, second
 
 
-def _all_cells(
-    x,
-    size,
-    c,
-    ratio,
-    start,
-    count,
-    rough,
-    low,
-    per,
-    pieces,
-    log_density,
-    slope,
-    cells,
-    width,
-    number,
-    natural,
-):  # type: ignore[no-untyped-def]
+def _all_cells(  # type: ignore[no-untyped-def]
+    x, size, c, ratio, start, count, rough, low, per, pieces, log_density, slope, cells, width,
+    number, natural,
+):  # fmt: skip
     """:func:`count_sum`, for Numba."""
-    x, size, start = (
-        numba.carray(x, (cells,)),
-        numba.carray(size, (cells,)),
-        numba.carray(start, (cells,)),
-    )
+    x, size = numba.carray(x, (cells,)), numba.carray(size, (cells,))
+    start = numba.carray(start, (cells,))
     count, rough = numba.carray(count, (cells,)), numba.carray(rough, (cells,))
     low, per = numba.carray(low, (cells,)), numba.carray(per, (cells,))
     log_density, slope = numba.carray(log_density, (cells,)), numba.carray(slope, (cells,))
@@ -168,12 +151,25 @@ def _all_cells(
 
 
 _KERNEL = Kernel(_all_cells, arrays=12, numbers=4)
+_by_name = _KERNEL.name
 
 
-def count_sum(
-    x: Any, natural: bool, size: Any, c: Any, ratio: Any, start: Any, count: Any, rough: Any,
-    low: Any, per: Any, pieces: Any,
-) -> Any:  # fmt: skip
+@numba.njit(cache=True)
+def _count_sum(x, natural, size, c, ratio, start, count, rough, low, per, pieces):  # type: ignore[no-untyped-def]
+    """:func:`count_sum`, which calls the kernel."""
+    x, size, c, ratio = contiguous(x), contiguous(size), contiguous(c), contiguous(ratio)
+    start, count, rough = contiguous(start), contiguous(count), contiguous(rough)
+    low, per, pieces = contiguous(low), contiguous(per), contiguous(pieces)
+    cells, width = c.shape
+    log_density, slope = np.full(cells, np.nan), np.zeros(cells)
+    _by_name(
+        x.ctypes, size.ctypes, c.ctypes, ratio.ctypes, start.ctypes, count.ctypes, rough.ctypes, low.ctypes,
+        per.ctypes, pieces.ctypes, log_density.ctypes, slope.ctypes, cells, width, pieces.shape[1], natural,
+    )  # fmt: skip
+    return log_density, slope
+
+
+def count_sum(*arguments: Any) -> Any:
     """Log-density of what was published, and its derivative by x, for every cell.
 
     They are NaN and 0 where η is infinite or no number.
@@ -195,11 +191,7 @@ def count_sum(
     low, per, pieces : ndarray, shapes (cells,), (cells,) and (cells, number, DEGREE + 1)
         See :func:`~pymc_dp.mechanisms.count_pieces.pieces_of`; outside of them the sum is computed.
     """
-    given = x, size, c, ratio, start, count, rough, low, per, pieces
-    inputs = [np.ascontiguousarray(y, dtype=float) for y in given]
-    outputs = np.full(len(c), np.nan), np.zeros(len(c))
-    _KERNEL(*inputs, *outputs, *c.shape, pieces.shape[1], natural)
-    return outputs
+    return _KERNEL.ready(_count_sum)(*arguments)
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -276,21 +268,11 @@ class AnyCountSum(Op):
 
 @register_funcify_default_op_cache_key(CountSum)
 def _(op: CountSum, **kwargs: Any) -> Any:
-    natural, by_name = int(op.natural), _KERNEL.ready()
+    natural, call = op.natural, _KERNEL.ready(_count_sum)
 
     @numba.njit
     def kernel(x, size, c, ratio, start, count, rough, low, per, pieces):  # type: ignore[no-untyped-def]
-        x, size, c, ratio = contiguous(x), contiguous(size), contiguous(c), contiguous(ratio)
-        start, count, rough = contiguous(start), contiguous(count), contiguous(rough)
-        low, per, pieces = contiguous(low), contiguous(per), contiguous(pieces)
-        cells, width = c.shape
-        log_density, slope = np.full(cells, np.nan), np.zeros(cells)
-        by_name(
-            x.ctypes, size.ctypes, c.ctypes, ratio.ctypes, start.ctypes, count.ctypes, rough.ctypes,
-            low.ctypes, per.ctypes, pieces.ctypes, log_density.ctypes,
-            slope.ctypes, cells, width, pieces.shape[1], natural,
-        )  # fmt: skip
-        return log_density, slope
+        return call(x, natural, size, c, ratio, start, count, rough, low, per, pieces)
 
     return kernel, _KERNEL.version
 

@@ -58,14 +58,22 @@ def normal_laplace(r, v, b):  # type: ignore[no-untyped-def]
     return logp, (f_right - f_left) / (both * b), by_v
 
 
+# In any order: in the processor's vector units.
+@numba.njit(cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+def _dot(a, b, m):  # type: ignore[no-untyped-def]
+    """Of the first m numbers."""
+    x = 0.0
+    for k in range(m):
+        x += a[k] * b[k]
+    return x
+
+
 @numba.njit(cache=True, error_model="numpy")
 def _cholesky(A, L, m):  # type: ignore[no-untyped-def]
     """Lower factor of A, of order m, and whether A is positive definite."""
     for i in range(m):
         for j in range(i + 1):
-            x = A[i, j]
-            for q in range(j):
-                x -= L[i, q] * L[j, q]
+            x = A[i, j] - _dot(L[i], L[j], j)
             if i > j:
                 L[i, j] = x / L[j, j]
             elif x > 0:
@@ -83,25 +91,21 @@ def _inverse(L, R, m):  # type: ignore[no-untyped-def]
             R[j, i] = 0.0
         R[j, j] = 1 / L[j, j]
         for i in range(j + 1, m):
-            x = 0.0
-            for q in range(j, i):
-                x -= L[i, q] * R[j, q]
-            R[j, i] = x / L[i, i]
+            R[j, i] = -_dot(L[i, j:], R[j, j:], i - j) / L[i, i]
 
 
-@numba.njit(cache=True, error_model="numpy")
+@numba.njit(cache=True, error_model="numpy", fastmath={"contract"})
 def _sandwich(A, B, out, T, rows, columns):  # type: ignore[no-untyped-def]
     """A B A', where A has so many rows and columns."""
     for i in range(rows):
         for j in range(columns):
             T[i, j] = 0.0
-            for k in range(columns):
+        for k in range(columns):
+            for j in range(columns):
                 T[i, j] += A[i, k] * B[k, j]
     for i in range(rows):
         for j in range(rows):
-            out[i, j] = 0.0
-            for k in range(columns):
-                out[i, j] += T[i, k] * A[j, k]
+            out[i, j] = _dot(T[i], A[j], columns)
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -160,9 +164,9 @@ def _laplace_terms(P, a, b, z, C_bar, r_bar, z_bar, m, q, room, sides):  # type:
     return logp
 
 
-def _normal_sum(
-    X, w, n, v, b, s, z, shift, factor, logp, X_bar, w_bar, n_bar, z_bar, areas, K, m, q
-):  # type: ignore[no-untyped-def]
+def _normal_sum(  # type: ignore[no-untyped-def]
+    X, w, n, v, b, s, z, shift, factor, logp, X_bar, w_bar, n_bar, z_bar, areas, K, m, q,
+):  # fmt: skip
     """:func:`noisy_sum`, for Numba: loops, which are compiled in a tenth of the time of arrays' arithmetic."""
     X, X_bar = numba.carray(X, (areas, K, m)), numba.carray(X_bar, (areas, K, m))
     w, w_bar = numba.carray(w, (areas, K)), numba.carray(w_bar, (areas, K))
@@ -171,9 +175,10 @@ def _normal_sum(
     s, shift = numba.carray(s, (areas, m)), numba.carray(shift, (areas, m))
     v, b, logp = numba.carray(v, (m,)), numba.carray(b, (m,)), numba.carray(logp, (areas,))
     factor = numba.carray(factor, (areas, m, m))
-    room, sides = np.empty((12, m, m)), np.empty((8, m))
+    room, sides = np.empty((12, m, m)), np.empty((9, m))
     V, C, C_bar, L, P, R, T = room[5], room[6], room[7], room[8], room[9], room[10], room[11]
-    mean, right, r, a, r_bar = sides[3], sides[4], sides[5], sides[6], sides[7]
+    mean, right, r, a = sides[3], sides[4], sides[5], sides[6]
+    r_bar, by_V = sides[7], sides[8]
     for i in range(areas):
         logp[i] = -np.inf
         if not n[i] >= 0:
@@ -208,9 +213,7 @@ def _normal_sum(
             for p in range(m):
                 a[p] = 0.0
                 for j in range(m):
-                    P[p, j] = 0.0
-                    for k in range(m):
-                        P[p, j] += R[p, k] * R[j, k]
+                    P[p, j] = _dot(R[p], R[j], m)
                     a[p] += P[p, j] * r[j]
                 density -= 0.5 * a[p] * r[p] + math.log(L[p, p])
             for p in range(m):
@@ -228,19 +231,37 @@ def _normal_sum(
         _sandwich(L, C_bar, P, T, m, m)
         for k in range(K):
             for p in range(m):
-                by_V = 0.0
-                for j in range(m):
-                    by_V += (X[i, k, j] - mean[j]) * P[j, p]
-                X_bar[i, k, p] = w[i, k] * n[i] * (2 * by_V - r_bar[p])
-                w_bar[i, k] += n[i] * (by_V * (X[i, k, p] - mean[p]) - r_bar[p] * X[i, k, p])
+                by_V[p] = 0.0
+            for j in range(m):
+                x = X[i, k, j] - mean[j]
+                for p in range(m):
+                    by_V[p] += x * P[j, p]
+            for p in range(m):
+                X_bar[i, k, p] = w[i, k] * n[i] * (2 * by_V[p] - r_bar[p])
+                w_bar[i, k] += n[i] * (by_V[p] * (X[i, k, p] - mean[p]) - r_bar[p] * X[i, k, p])
 
 
 _KERNEL = Kernel(_normal_sum, arrays=14, numbers=4)
+_by_name = _KERNEL.name
 
 
-def noisy_sum(
-    X: Any, w: Any, n: Any, v: Any, b: Any, s: Any, z: Any, shift: Any, factor: Any
-) -> Any:
+@numba.njit(cache=True)
+def _noisy_sum(X, w, n, v, b, s, z, shift, factor):  # type: ignore[no-untyped-def]
+    """:func:`noisy_sum`, which calls the kernel."""
+    X, w, n, v, b = contiguous(X), contiguous(w), contiguous(n), contiguous(v), contiguous(b)
+    s, z, shift, factor = contiguous(s), contiguous(z), contiguous(shift), contiguous(factor)
+    areas, K, m = X.shape
+    logp, n_bar, w_bar = np.zeros(areas), np.zeros(areas), np.zeros((areas, K))
+    X_bar, z_bar = np.zeros((areas, K, m)), np.zeros((areas, z.shape[1]))
+    _by_name(
+        X.ctypes, w.ctypes, n.ctypes, v.ctypes, b.ctypes, s.ctypes, z.ctypes, shift.ctypes,
+        factor.ctypes, logp.ctypes, X_bar.ctypes, w_bar.ctypes, n_bar.ctypes, z_bar.ctypes,
+        areas, K, m, z.shape[1],
+    )  # fmt: skip
+    return logp, X_bar, w_bar, n_bar, z_bar
+
+
+def noisy_sum(*arguments: Any) -> Any:
     """Log-density and its derivatives by X, w, n and z, for every area: two passes over the nodes.
 
     Parameters
@@ -268,11 +289,7 @@ def noisy_sum(
     tuple of ndarray
         Log-density, shape (areas,), -inf where C is singular; derivatives by X, w, n and z.
     """
-    inputs = [np.ascontiguousarray(x, dtype=float) for x in (X, w, n, v, b, s, z, shift, factor)]
-    X, w, n, *_, z, _, _ = inputs
-    outputs = tuple(np.zeros(x.shape) for x in (n, X, w, n, z))
-    _KERNEL(*inputs, *outputs, *X.shape, z.shape[1])
-    return outputs
+    return _KERNEL.ready(_noisy_sum)(*arguments)
 
 
 class NoisySum(Op):
@@ -310,20 +327,4 @@ class NoisySum(Op):
 
 @register_funcify_default_op_cache_key(NoisySum)
 def _(op: NoisySum, **kwargs: Any) -> Any:
-    by_name = _KERNEL.ready()
-
-    @numba.njit
-    def kernel(X, w, n, v, b, s, z, shift, factor):  # type: ignore[no-untyped-def]
-        X, w, n, v, b = contiguous(X), contiguous(w), contiguous(n), contiguous(v), contiguous(b)
-        s, z, shift, factor = contiguous(s), contiguous(z), contiguous(shift), contiguous(factor)
-        areas, K, m = X.shape
-        logp, n_bar, w_bar = np.zeros(areas), np.zeros(areas), np.zeros((areas, K))
-        X_bar, z_bar = np.zeros((areas, K, m)), np.zeros((areas, z.shape[1]))
-        by_name(
-            X.ctypes, w.ctypes, n.ctypes, v.ctypes, b.ctypes, s.ctypes, z.ctypes, shift.ctypes,
-            factor.ctypes, logp.ctypes, X_bar.ctypes, w_bar.ctypes, n_bar.ctypes, z_bar.ctypes,
-            areas, K, m, z.shape[1],
-        )  # fmt: skip
-        return logp, X_bar, w_bar, n_bar, z_bar
-
-    return kernel, _KERNEL.version
+    return _KERNEL.ready(_noisy_sum), _KERNEL.version

@@ -102,22 +102,10 @@ def _transform(f, low, high, zr, zi, out):  # type: ignore[no-untyped-def]
         di[q] = a * zi[q] + b * zr[q]
 
 
-def _all_tables(
-    eta,
-    c,
-    ratio,
-    start,
-    count,
-    rough,
-    total,
-    log_sum,
-    mean,
-    probability,
-    tables,
-    cells,
-    width,
+def _all_tables(  # type: ignore[no-untyped-def]
+    eta, c, ratio, start, count, rough, total, log_sum, mean, probability, tables, cells, width,
     peaked,
-):  # type: ignore[no-untyped-def]
+):  # fmt: skip
     """:func:`table_sum`, for Numba."""
     eta, count = numba.carray(eta, (tables, cells)), numba.carray(count, (tables, cells))
     start, rough = numba.carray(start, (tables, cells)), numba.carray(rough, (tables, cells))
@@ -240,11 +228,25 @@ def _add_probabilities(f, where, other, angle, block, probability):  # type: ign
 
 
 _KERNEL = Kernel(_all_tables, arrays=10, numbers=4)
+_by_name = _KERNEL.name
 
 
-def table_sum(
-    eta: Any, c: Any, ratio: Any, start: Any, count: Any, rough: Any, total: Any, peaked: bool
-) -> Any:
+@numba.njit(cache=True)
+def _table_sum(eta, c, ratio, start, count, rough, total, peaked):  # type: ignore[no-untyped-def]
+    """:func:`table_sum`, which calls the kernel."""
+    eta, c, ratio, start = contiguous(eta), contiguous(c), contiguous(ratio), contiguous(start)
+    count, rough, total = contiguous(count), contiguous(rough), contiguous(total)
+    tables, cells, width = c.shape
+    log_sum, mean = np.empty(tables), np.empty((tables, cells))
+    probability = np.zeros((tables, cells, 1 if peaked else width))
+    _by_name(
+        eta.ctypes, c.ctypes, ratio.ctypes, start.ctypes, count.ctypes, rough.ctypes, total.ctypes,
+        log_sum.ctypes, mean.ctypes, probability.ctypes, tables, cells, width, peaked,
+    )  # fmt: skip
+    return log_sum, mean, probability
+
+
+def table_sum(*arguments: Any) -> Any:
     """Log of the sum over all tables, and the mean of every cell or the probabilities of its counts.
 
     Parameters
@@ -261,17 +263,7 @@ def table_sum(
         Whether the terms of a cell have one peak and do not depend on parameters but by η. If not, the last
         output is probabilities, shape (tables, cells, width), and else has one number per cell.
     """
-    inputs = [
-        np.ascontiguousarray(x, dtype=float) for x in (eta, c, ratio, start, count, rough, total)
-    ]
-    shape = c.shape
-    outputs = (
-        np.empty(shape[0]),
-        np.empty(shape[:2]),
-        np.zeros((*shape[:2], 1 if peaked else shape[2])),
-    )
-    _KERNEL(*inputs, *outputs, *shape, peaked)
-    return outputs
+    return _KERNEL.ready(_table_sum)(*arguments)
 
 
 class TableSum(Op):
@@ -307,19 +299,10 @@ class TableSum(Op):
 
 @register_funcify_default_op_cache_key(TableSum)
 def _(op: TableSum, **kwargs: Any) -> Any:
-    peaked, by_name = int(op.peaked), _KERNEL.ready()
+    peaked, call = op.peaked, _KERNEL.ready(_table_sum)
 
     @numba.njit
     def kernel(eta, c, ratio, start, count, rough, total):  # type: ignore[no-untyped-def]
-        eta, c, ratio, start = contiguous(eta), contiguous(c), contiguous(ratio), contiguous(start)
-        count, rough, total = contiguous(count), contiguous(rough), contiguous(total)
-        tables, cells, width = c.shape
-        log_sum, mean = np.empty(tables), np.empty((tables, cells))
-        probability = np.zeros((tables, cells, 1 if peaked else width))
-        by_name(
-            eta.ctypes, c.ctypes, ratio.ctypes, start.ctypes, count.ctypes, rough.ctypes, total.ctypes,
-            log_sum.ctypes, mean.ctypes, probability.ctypes, tables, cells, width, peaked,
-        )  # fmt: skip
-        return log_sum, mean, probability
+        return call(eta, c, ratio, start, count, rough, total, peaked)
 
     return kernel, _KERNEL.version
