@@ -1,13 +1,16 @@
 """Tables as offices publish them: coverage beside what ignores it, speed, and what is said of wrong models.
 
-python benchmarks/released_tables.py [coverage] [speed] [checks]
+python benchmarks/released_tables.py [coverage] [speed] [checks] [cold]
 """
 
 import os
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
+import json
+import subprocess
 import sys
+import tempfile
 import time
 
 import arviz as az
@@ -259,6 +262,72 @@ def speed():
     )
 
 
+def a_sum(rng):
+    """A sum of clipped records, with noise."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        dp.GaussianMechanism("s", pm.Normal.dist(mu, 1).clip(-3, 3), n=100, scale=2, observed=30.0)
+    return model
+
+
+def without_noise(rng):
+    """What PyMC needs for counts that are known."""
+    population = rng.integers(60, 600, size=(300, 1))
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu", -2, 1.5, shape=6), pm.HalfNormal("tau", 1)
+        p = pm.math.sigmoid(pm.Normal("x", mu, tau, shape=(300, 6)))
+        pm.Binomial("s", population, p, observed=rng.binomial(population, 0.1, size=(300, 6)))
+    return model
+
+
+FIRST = {
+    "300 areas of 6, counts known: PyMC alone": without_noise,
+    "300 areas of 6": lambda rng: areas_of_cells(rng, 6, "exact"),
+    "16 cells with a public total": lambda rng: one_table(rng, 16, 3000, 5.0, "total"),
+    "one sum of 100 records": a_sum,
+}
+
+
+def first(name):
+    """Seconds and CPU seconds to build a model and have a log-density; with the gradient; and the log-density."""
+    times = [time.perf_counter(), time.process_time()]
+    model = FIRST[name](np.random.default_rng(1))
+    value = model.compile_logp()(model.initial_point())
+    times += [time.perf_counter(), time.process_time()]
+    f = model.logp_dlogp_function(ravel_inputs=True)
+    f.set_extra_values({})
+    f(pm.blocking.DictToArrayBijection.map(model.initial_point()))
+    times += [time.perf_counter(), time.process_time()]
+    print(json.dumps([times[i] - times[i % 2] for i in range(2, 6)] + [float(value)]))
+
+
+def cold():
+    rows = []
+    for name in FIRST:
+        with tempfile.TemporaryDirectory() as caches:
+            environment = os.environ | {
+                "NUMBA_CACHE_DIR": f"{caches}/numba",
+                "PYTENSOR_FLAGS": f"base_compiledir={caches}",
+            }
+            command = [sys.executable, __file__, "first", name]
+            for when in ("cold", "again"):
+                done = subprocess.run(
+                    command, env=environment, capture_output=True, text=True, check=True
+                )
+                found = json.loads(done.stdout.splitlines()[-1])
+                rows.append([name, when, *found[:4]])
+                print(rows[-1], flush=True)
+    write_report(
+        "released_tables_cold",
+        "Time to a first log-density",
+        "From a model's first line, imports excluded, to its log-density, and then to its gradient: in a fresh process with "
+        "empty caches of compiled code, and in another one with what the first left there. The machine was busy with other "
+        "work, so CPU seconds say more than seconds; compilers of C that PyTensor starts on PyMC 5 are not in them.",
+        ["model", "caches", "s", "CPU s", "s, gradient too", "CPU s, gradient too"],
+        rows,
+    )
+
+
 P = np.linspace(5e-4, 1 - 5e-4, 4000)
 
 
@@ -303,5 +372,9 @@ def checks():
 
 
 if __name__ == "__main__":
-    for part in sys.argv[1:] or ["coverage", "speed", "checks"]:
-        {"coverage": coverage, "speed": speed, "checks": checks}[part]()
+    if sys.argv[1:2] == ["first"]:
+        first(sys.argv[2])
+    else:
+        parts = {"coverage": coverage, "speed": speed, "checks": checks, "cold": cold}
+        for part in sys.argv[1:] or parts:
+            parts[part]()

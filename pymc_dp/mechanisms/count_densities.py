@@ -9,9 +9,13 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.distributions.multivariate import DirichletMultinomialRV
 from pytensor.graph.replace import vectorize_graph
+from pytensor.scalar.basic import Exp
+from pytensor.scalar.math import Sigmoid
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random import basic as rv
 
 from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.mechanisms.count_pieces import no_pieces, pieces_of
 from pymc_dp.mechanisms.count_sums import AnyCountSum, CountSum
 from pymc_dp.mechanisms.distributions import log_noise
 from pymc_dp.mechanisms.holding import held, is_held
@@ -138,12 +142,16 @@ def is_table(op: Any) -> bool:
 
 
 class _Law(NamedTuple):
-    r"""A Poisson or binomial count: :math:`\exp(k \eta + h(k) - A)`, k at most `largest`; and its mean parameter."""
+    r"""A Poisson or binomial count: :math:`\exp(k \eta + h(k) - A)`, k at most `largest`; and its mean parameter.
+
+    `natural` is η where the model has it: there is no need to go to the mean parameter and back.
+    """
 
     eta: Any
     largest: Any
     A: Any
     p: Any
+    natural: Any
 
 
 def _law(total: Any) -> _Law | None:
@@ -151,12 +159,19 @@ def _law(total: Any) -> _Law | None:
     parameters = [x.astype("float64") for x in op.dist_params(total.owner)] if _is_law(op) else []
     if isinstance(op, rv.PoissonRV):
         (rate,) = parameters
-        return _Law(_log(rate), pt.constant(np.inf), rate, rate)
+        return _Law(_log(rate), pt.constant(np.inf), rate, rate, _before(rate, Exp))
     if isinstance(op, rv.BinomialRV):
         size, p = parameters
         eta = _log(p) - _log(1 - p)
-        return _Law(eta, size, held(size) * pt.softplus(eta), p)
+        return _Law(eta, size, held(size) * pt.softplus(eta), p, _before(p, Sigmoid))
     return None
+
+
+def _before(x: Any, function: type) -> Any:
+    """What this function was taken of, if x is its value."""
+    op = getattr(x.owner, "op", None)
+    is_value = isinstance(op, Elemwise) and isinstance(op.scalar_op, function)
+    return x.owner.inputs[0].astype("float64") if is_value else None
 
 
 def widths_of(op: Any) -> dict[str, int]:
@@ -228,19 +243,34 @@ def _of_cells(total: Any, law: _Law, pairs: list[Any]) -> tuple[Any, Any]:
     shape = pairs[0][0].scale.shape
     table = _table(pairs, law.largest, shape, _WIDE)
     c = table.log_g + _log_counts(total, law, table.k)
-    ends = [
-        pt.zeros(shape),
-        pt.broadcast_to(pt.switch(pt.isinf(law.largest), 0.0, law.largest), shape),
-    ]
-    alone = [_log_g(pairs, end[..., None])[..., 0] for end in ends]
     size = pt.broadcast_to(law.largest, shape)
-    known = held(c, _ratios(c), size, table.k[..., 0], table.count, table.rough, *alone)
     width = table.k.type.shape[-1]
-    c, ratio = (x.reshape((-1, width)) for x in known[:2])
-    size, *rest = (x.ravel() for x in known[2:])
-    p = pt.broadcast_to(law.p, shape).ravel()
-    log_density, _, mean = CountSum()(p, size, c, ratio, *rest)
-    return _with_larger(total, table, log_density.reshape(shape)), mean.reshape(shape)
+    wide = [x.reshape((-1, width)) for x in (c, _ratios(c), table.log_g)]
+    flat = [x.ravel() for x in (size, table.k[..., 0], table.count, pt.as_tensor(table.rough))]
+    tensors = [flat[0], *wide[:2], *flat[1:], wide[2]]
+    *known, log_g = held(*(x.astype("float64") for x in tensors))
+    pieces = no_pieces(table.rough.size)
+    if is_held(log_g):
+        pieces = pieces_of([x.get_value() for x in known], log_g.get_value())
+    natural = law.natural is not None
+    x = law.natural if natural else law.p
+    log_density, slope = CountSum(natural)(
+        pt.broadcast_to(x, shape).ravel(), *known, *held(*pieces)
+    )
+    # The derivative of A by its natural parameter is the mean without what was published.
+    p = pt.broadcast_to(law.p, shape)
+    bounded = isinstance(total.owner.op, rv.BinomialRV)
+    variance = p * (1 - p) if bounded else p
+    mean = (law.largest * p if bounded else p) + slope.reshape(shape) * (1 if natural else variance)
+    # All that is left of a structural zero (whose derivative is taken as 0, as it is no parameter), or of certainty.
+    log_density = log_density.reshape(shape)
+    certain = [(-np.inf if natural else 0.0, pt.zeros(shape))]
+    if bounded:
+        certain += [(np.inf if natural else 1.0, pt.broadcast_to(law.largest, shape))]
+    for at, count in certain:
+        alone = held(_log_g(pairs, count[..., None])[..., 0])
+        log_density = pt.switch(pt.eq(x, at), alone, log_density)
+    return _with_larger(total, table, log_density), mean
 
 
 def _with_larger(total: Any, table: Table, log_density: Any) -> Any:

@@ -22,10 +22,14 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
 
+from pymc_dp.mechanisms.compiled import Kernel, contiguous
+
 _NEGLIGIBLE = 1e-13  # of the largest term; terms fall at least geometrically from there
 _REACH = 8.0  # standard deviations beyond which terms of a normal shape are negligible
 # Distance of terms in their standard deviations: an error of 1e-15 of the sum.
 _APART = 0.75
+# Of polynomials in pieces: with 16 pieces binomial, Poisson and normal cells have errors of 1e-11.
+DEGREE = 9
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -97,14 +101,85 @@ def terms(c, ratio, count, eta, x, rough, apart, f):  # type: ignore[no-untyped-
     return peak, step, start, last, total, first, second
 
 
-@numba.njit(cache=True, error_model="numpy")
-def count_sum(p, size, c, ratio, start, count, rough, none, all_):  # type: ignore[no-untyped-def]
-    """Log-density of what was published, its derivative by p, and the mean of the count, for every cell.
+def _all_cells(  # type: ignore[no-untyped-def]
+    x, size, c, ratio, start, count, rough, low, per, pieces, log_density, slope, cells, width,
+    number, natural,
+):  # fmt: skip
+    """:func:`count_sum`, for Numba."""
+    x, size = numba.carray(x, (cells,)), numba.carray(size, (cells,))
+    start = numba.carray(start, (cells,))
+    count, rough = numba.carray(count, (cells,)), numba.carray(rough, (cells,))
+    low, per = numba.carray(low, (cells,)), numba.carray(per, (cells,))
+    log_density, slope = numba.carray(log_density, (cells,)), numba.carray(slope, (cells,))
+    c, ratio = numba.carray(c, (cells, width)), numba.carray(ratio, (cells, width))
+    pieces = numba.carray(pieces, (cells, number, DEGREE + 1))
+    f = np.empty(2 * width + 3)
+    for i in range(cells):
+        n, eta, by = size[i], x[i], 1.0
+        if not natural:
+            p = x[i]
+            if n < np.inf:
+                eta = math.log(p) - math.log1p(-p)
+                by = 1 / (p * (1 - p))
+            else:
+                eta, by = math.log(p), 1 / p
+        place = (eta - low[i]) * per[i]
+        if 0 <= place < number:
+            j = int(place)
+            t = 2 * (place - j) - 1
+            value, change = pieces[i, j, DEGREE], 0.0
+            for q in range(DEGREE - 1, -1, -1):
+                change = change * t + value
+                value = value * t + pieces[i, j, q]
+            log_density[i] = value
+            slope[i] = 2 * per[i] * change * by
+        elif -np.inf < eta < np.inf:
+            # Logs of p and 1 - p; of a rate, and less the rate.
+            log_p, log_q, mean = eta, 0.0, math.exp(eta)
+            odds = mean
+            if n < np.inf:
+                rest = math.log1p(math.exp(-abs(eta)))
+                log_p, log_q = min(eta, 0.0) - rest, min(-eta, 0.0) - rest
+                mean = n * math.exp(log_p)
+            peak, step, _, _, total, first, _ = terms(
+                c[i], ratio[i], int(count[i]), eta, odds, rough[i], _APART, f
+            )
+            k = start[i] + peak
+            log_density[i] = c[i, peak] + math.log(total * step) + k * log_p
+            log_density[i] += (n - k) * log_q if n < np.inf else -mean
+            slope[i] = (k + step * first / total - mean) * by
+
+
+_KERNEL = Kernel(_all_cells, arrays=12, numbers=4)
+_by_name = _KERNEL.name
+
+
+@numba.njit(cache=True)
+def _count_sum(x, natural, size, c, ratio, start, count, rough, low, per, pieces):  # type: ignore[no-untyped-def]
+    """:func:`count_sum`, which calls the kernel."""
+    x, size, c, ratio = contiguous(x), contiguous(size), contiguous(c), contiguous(ratio)
+    start, count, rough = contiguous(start), contiguous(count), contiguous(rough)
+    low, per, pieces = contiguous(low), contiguous(per), contiguous(pieces)
+    cells, width = c.shape
+    log_density, slope = np.full(cells, np.nan), np.zeros(cells)
+    _by_name(
+        x.ctypes, size.ctypes, c.ctypes, ratio.ctypes, start.ctypes, count.ctypes, rough.ctypes, low.ctypes,
+        per.ctypes, pieces.ctypes, log_density.ctypes, slope.ctypes, cells, width, pieces.shape[1], natural,
+    )  # fmt: skip
+    return log_density, slope
+
+
+def count_sum(*arguments: Any) -> Any:
+    """Log-density of what was published, and its derivative by x, for every cell.
+
+    They are NaN and 0 where η is infinite or no number.
 
     Parameters
     ----------
-    p : ndarray, shape (cells,)
-        Probabilities of binomial counts, rates of Poisson counts.
+    x : ndarray, shape (cells,)
+        The natural parameters η; or probabilities of binomial counts, rates of Poisson counts.
+    natural : bool
+        Which of them.
     size : ndarray, shape (cells,)
         Of the populations; infinite for Poisson counts.
     c, ratio : ndarray, shape (cells, width)
@@ -113,41 +188,10 @@ def count_sum(p, size, c, ratio, start, count, rough, none, all_):  # type: igno
         The smallest count k, and how many there are.
     rough : ndarray, shape (cells,)
         See :func:`terms`.
-    none, all_ : ndarray, shape (cells,)
-        Log-probability of what was published if nobody, or everybody, is counted: all that is left of a
-        structural zero (whose derivative is taken as 0, as it is no parameter), or of certainty.
+    low, per, pieces : ndarray, shapes (cells,), (cells,) and (cells, number, DEGREE + 1)
+        See :func:`~pymc_dp.mechanisms.count_pieces.pieces_of`; outside of them the sum is computed.
     """
-    cells, width = c.shape
-    log_density, slope, mean = np.full(cells, np.nan), np.zeros(cells), np.zeros(cells)
-    f = np.empty(2 * width + 3)
-    for i in range(cells):
-        n, log_rest = size[i], 0.0
-        if p[i] == 0:
-            log_density[i] = none[i]
-            continue
-        if p[i] == 1 and n < np.inf:
-            log_density[i], mean[i] = all_[i], n
-            continue
-        if not p[i] > 0 or (p[i] > 1 and n < np.inf):
-            continue
-        eta, x = math.log(p[i]), p[i]
-        if n < np.inf:
-            log_rest = math.log1p(-p[i])
-            eta -= log_rest
-            x /= 1 - p[i]
-        peak, step, _, _, total, first, _ = terms(
-            c[i], ratio[i], int(count[i]), eta, x, rough[i], _APART, f
-        )
-        k = start[i] + peak
-        mean[i] = k + step * first / total
-        log_density[i] = c[i, peak] + math.log(total * step)
-        if n < np.inf:
-            log_density[i] += k * (eta + log_rest) + (n - k) * log_rest
-            slope[i] = (mean[i] - n * p[i]) / (p[i] * (1 - p[i]))
-        else:
-            log_density[i] += k * eta - p[i]
-            slope[i] = mean[i] / p[i] - 1
-    return log_density, slope, mean
+    return _KERNEL.ready(_count_sum)(*arguments)
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -178,20 +222,22 @@ def any_count_sum(k, c):  # type: ignore[no-untyped-def]
 class CountSum(Op):
     """:func:`count_sum` in a graph."""
 
-    __props__ = ()
+    __props__ = ("natural",)
+
+    def __init__(self, natural: bool):
+        self.natural = natural
 
     def make_node(self, *inputs: Any) -> Apply:
         """One node; everything in double precision."""
         inputs = tuple(pt.as_tensor(x).astype("float64") for x in inputs)
-        return Apply(self, list(inputs), [inputs[0].type() for _ in range(3)])
+        return Apply(self, list(inputs), [inputs[0].type() for _ in range(2)])
 
     def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
         """Compute the outputs."""
-        for output, value in zip(outputs, count_sum(*inputs), strict=True):
-            output[0] = value
+        outputs[0][0], outputs[1][0] = count_sum(inputs[0], self.natural, *inputs[1:])
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        """By p; nothing else is a parameter."""
+        """By x; nothing else is a parameter."""
         return [cotangents[0] * outputs[1], *(pt.zeros_like(x) for x in inputs[1:])]
 
     L_op = pullback  # its name in PyTensor 2
@@ -222,7 +268,13 @@ class AnyCountSum(Op):
 
 @register_funcify_default_op_cache_key(CountSum)
 def _(op: CountSum, **kwargs: Any) -> Any:
-    return count_sum
+    natural, call = op.natural, _KERNEL.ready(_count_sum)
+
+    @numba.njit
+    def kernel(x, size, c, ratio, start, count, rough, low, per, pieces):  # type: ignore[no-untyped-def]
+        return call(x, natural, size, c, ratio, start, count, rough, low, per, pieces)
+
+    return kernel, _KERNEL.version
 
 
 @register_funcify_default_op_cache_key(AnyCountSum)

@@ -24,6 +24,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
 
+from pymc_dp.mechanisms.compiled import Kernel, contiguous
 from pymc_dp.mechanisms.count_sums import terms
 
 # Distance of a cell's terms in their standard deviations: frequencies beyond pi over it are left out, where
@@ -81,8 +82,10 @@ def _tilted(eta, c, ratio, start, count, rough, tilt, peaked, f, where, log_scal
 @numba.njit(cache=True, error_model="numpy", fastmath={"contract"})
 def _transform(f, low, high, zr, zi, out):  # type: ignore[no-untyped-def]
     """Of terms, and of terms times their place from `low`, at z: by Horner's rule."""
-    out[:] = 0.0
     middle = len(f) // 2
+    for row in range(4):
+        for q in range(_BLOCK):
+            out[row, q] = 0.0
     pr, pi, dr, di = out[0], out[1], out[2], out[3]
     for k in range(middle + high, middle + low - 1, -1):
         x = f[k]
@@ -99,27 +102,17 @@ def _transform(f, low, high, zr, zi, out):  # type: ignore[no-untyped-def]
         di[q] = a * zi[q] + b * zr[q]
 
 
-@numba.njit(cache=True, error_model="numpy")
-def table_sum(eta, c, ratio, start, count, rough, total, peaked):  # type: ignore[no-untyped-def]
-    """Log of the sum over all tables, and the mean of every cell or the probabilities of its counts.
-
-    Parameters
-    ----------
-    eta : ndarray, shape (tables, cells)
-        Multiplies the count less `start`.
-    c, ratio : ndarray, shape (tables, cells, width)
-        See :func:`terms`; `ratio` is not read if terms may have any shape.
-    start, count, rough : ndarray, shape (tables, cells)
-        The smallest counts, how many there are, and :func:`terms`.
-    total : ndarray, shape (tables,)
-        N.
-    peaked : bool
-        Whether the terms of a cell have one peak and do not depend on parameters but by η. If not, the last
-        output is probabilities, shape (tables, cells, width).
-    """
-    tables, cells, width = c.shape
-    log_sum, mean = np.full(tables, -np.inf), start.copy()
-    probability = np.zeros((1, 1, 1) if peaked else c.shape)
+def _all_tables(  # type: ignore[no-untyped-def]
+    eta, c, ratio, start, count, rough, total, log_sum, mean, probability, tables, cells, width,
+    peaked,
+):  # fmt: skip
+    """:func:`table_sum`, for Numba."""
+    eta, count = numba.carray(eta, (tables, cells)), numba.carray(count, (tables, cells))
+    start, rough = numba.carray(start, (tables, cells)), numba.carray(rough, (tables, cells))
+    mean, total = numba.carray(mean, (tables, cells)), numba.carray(total, (tables,))
+    log_sum, c = numba.carray(log_sum, (tables,)), numba.carray(c, (tables, cells, width))
+    ratio = numba.carray(ratio, (tables, cells, width if peaked else 1))
+    probability = numba.carray(probability, (tables, cells, 1 if peaked else width))
     f = np.empty((cells, 2 * width + 3))
     where = np.empty((cells, 4), np.int64)
     log_scale = np.empty(1)
@@ -129,8 +122,14 @@ def table_sum(eta, c, ratio, start, count, rough, total, peaked):  # type: ignor
     weight, other = np.empty((2, _BLOCK)), np.empty((2, _BLOCK))
     place = np.empty(cells)
     for i in range(tables):
-        target = total[i] - start[i].sum()
-        if not 0 <= target <= (count[i] - 1).sum():
+        target, most = total[i], 0.0
+        log_sum[i] = -np.inf
+        for j in range(cells):
+            target -= start[i, j]
+            most += count[i, j] - 1
+            mean[i, j] = start[i, j]
+            place[j] = 0.0
+        if not 0 <= target <= most:
             continue
         tilt, below, above = 0.0, -np.inf, np.inf
         for _ in range(_TILTS):
@@ -156,7 +155,6 @@ def table_sum(eta, c, ratio, start, count, rough, total, peaked):  # type: ignor
             left -= where[j, 0] + where[j, 1] * where[j, 2]
         half = min(points // 2, int(points / (2 * longest)))
         value, largest, block = 0.0, 0.0, 0
-        place[:] = 0.0
         angle = 2 * math.pi / points
         while block <= half:
             for q in range(_BLOCK):
@@ -165,8 +163,9 @@ def table_sum(eta, c, ratio, start, count, rough, total, peaked):  # type: ignor
                 share = 0.0 if block + q > half else 1.0 if block + q == 0 else 2.0
                 weight[0, q] = share * math.cos(left * t)
                 weight[1, q] = -share * math.sin(left * t)
-            before[0, 0], before[0, 1] = 1.0, 0.0
-            after[cells, 0], after[cells, 1] = 1.0, 0.0
+            for q in range(_BLOCK):
+                before[0, 0, q] = after[cells, 0, q] = 1.0
+                before[0, 1, q] = after[cells, 1, q] = 0.0
             step = 0
             for j in range(cells):
                 if where[j, 1] != step:
@@ -211,8 +210,8 @@ def table_sum(eta, c, ratio, start, count, rough, total, peaked):  # type: ignor
             peak, step, low = where[j, 0], where[j, 1], where[j, 2]
             mean[i, j] = start[i, j] + peak + step * (low + place[j] / value)
             if not peaked:
-                probability[i, j] /= value
-    return log_sum, mean, probability
+                for k in range(width):
+                    probability[i, j, k] /= value
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -226,6 +225,45 @@ def _add_probabilities(f, where, other, angle, block, probability):  # type: ign
             t = angle * (block + q) * (k - low)
             x += other[0, q] * math.cos(t) - other[1, q] * math.sin(t)
         probability[peak + k] += f[middle + k] * x
+
+
+_KERNEL = Kernel(_all_tables, arrays=10, numbers=4)
+_by_name = _KERNEL.name
+
+
+@numba.njit(cache=True)
+def _table_sum(eta, c, ratio, start, count, rough, total, peaked):  # type: ignore[no-untyped-def]
+    """:func:`table_sum`, which calls the kernel."""
+    eta, c, ratio, start = contiguous(eta), contiguous(c), contiguous(ratio), contiguous(start)
+    count, rough, total = contiguous(count), contiguous(rough), contiguous(total)
+    tables, cells, width = c.shape
+    log_sum, mean = np.empty(tables), np.empty((tables, cells))
+    probability = np.zeros((tables, cells, 1 if peaked else width))
+    _by_name(
+        eta.ctypes, c.ctypes, ratio.ctypes, start.ctypes, count.ctypes, rough.ctypes, total.ctypes,
+        log_sum.ctypes, mean.ctypes, probability.ctypes, tables, cells, width, peaked,
+    )  # fmt: skip
+    return log_sum, mean, probability
+
+
+def table_sum(*arguments: Any) -> Any:
+    """Log of the sum over all tables, and the mean of every cell or the probabilities of its counts.
+
+    Parameters
+    ----------
+    eta : ndarray, shape (tables, cells)
+        Multiplies the count less `start`.
+    c, ratio : ndarray, shape (tables, cells, width)
+        See :func:`terms`; `ratio` is not read if terms may have any shape.
+    start, count, rough : ndarray, shape (tables, cells)
+        The smallest counts, how many there are, and :func:`terms`.
+    total : ndarray, shape (tables,)
+        N.
+    peaked : bool
+        Whether the terms of a cell have one peak and do not depend on parameters but by η. If not, the last
+        output is probabilities, shape (tables, cells, width), and else has one number per cell.
+    """
+    return _KERNEL.ready(_table_sum)(*arguments)
 
 
 class TableSum(Op):
@@ -261,10 +299,10 @@ class TableSum(Op):
 
 @register_funcify_default_op_cache_key(TableSum)
 def _(op: TableSum, **kwargs: Any) -> Any:
-    peaked = op.peaked
+    peaked, call = op.peaked, _KERNEL.ready(_table_sum)
 
     @numba.njit
     def kernel(eta, c, ratio, start, count, rough, total):  # type: ignore[no-untyped-def]
-        return table_sum(eta, c, ratio, start, count, rough, total, peaked)
+        return call(eta, c, ratio, start, count, rough, total, peaked)
 
-    return kernel
+    return kernel, _KERNEL.version
