@@ -59,6 +59,7 @@ benchmarks: $(VENV)/.ready-benchmarks
 	$(BIN)/python benchmarks/anchored_mmd.py
 	$(BIN)/python benchmarks/federated.py
 	$(BIN)/python benchmarks/anchored_limit.py
+	$(BIN)/python benchmarks/surrogate_constants.py
 	$(BIN)/python benchmarks/anchored_limit.py --n 200000 --replications 10
 	$(BIN)/python benchmarks/anchored_limit.py --real --replications 8
 	$(BIN)/python benchmarks/groups.py

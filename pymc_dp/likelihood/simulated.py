@@ -20,7 +20,6 @@ from pymc_dp.likelihood.outcomes import Outcomes
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.clipping import in_silence
 
 Words = NDArray[np.uint64]
 
@@ -104,17 +103,12 @@ class SimulatedScores:
         It is there twice, so that shapes are those of several.
         """
         rng, data = np.random.default_rng(0), self._likelihood.roles.record_data
-        with in_silence():
+        with np.errstate(all="ignore"):
             for left in reversed(range(_TRIED)):
                 made = made_up_rows(data, 1, rng)
+                twice = [np.repeat(x, 2, leaf.axis) for x, leaf in zip(made, data, strict=True)]
                 try:
-                    self._draw(
-                        theta,
-                        [
-                            np.repeat(x, 2, axis=leaf.axis)
-                            for x, leaf in zip(made, data, strict=True)
-                        ],
-                    )
+                    self._draw(theta, twice)
                 except Exception:
                     if not left:
                         raise
