@@ -56,12 +56,12 @@ benchmarks: $(VENV)/.ready-benchmarks
 	$(BIN)/python benchmarks/released_tables.py coverage
 	$(BIN)/python benchmarks/released_tables.py speed
 	$(BIN)/python benchmarks/released_tables.py checks
-	$(BIN)/python benchmarks/anchored_mmd.py
+	$(BIN)/python benchmarks/surrogate_mmd.py
 	$(BIN)/python benchmarks/federated.py
-	$(BIN)/python benchmarks/anchored_limit.py
+	$(BIN)/python benchmarks/surrogate_limit.py
 	$(BIN)/python benchmarks/surrogate_constants.py
-	$(BIN)/python benchmarks/anchored_limit.py --n 200000 --replications 10
-	$(BIN)/python benchmarks/anchored_limit.py --real --replications 8
+	$(BIN)/python benchmarks/surrogate_limit.py --n 200000 --replications 10
+	$(BIN)/python benchmarks/surrogate_limit.py --real --replications 8
 	$(BIN)/python benchmarks/groups.py
 	$(BIN)/python benchmarks/exponential_cost.py
 	$(BIN)/python benchmarks/shards.py

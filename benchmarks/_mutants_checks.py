@@ -109,7 +109,7 @@ MENDED = [
     ),
     Mutant(
         "evidence/expected.py",
-        "            if judge(anchor, list(parameters.labels), parameters.largest).usable:\n",
+        "            if diagnose(surrogate, list(parameters.labels), parameters.largest).usable:\n",
         "            if True:\n",
         "A run that is not usable is not forecast to be the best of all",
         f"{EXPECTED} -k 'not_usable_does_not_count'",

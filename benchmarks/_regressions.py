@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pymc as pm
 
-from pymc_dp.anchor.law import Law, posterior_of
 from pymc_dp.linalg import floored, norms, power
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.records.queries import Gradient
+from pymc_dp.surrogate.normal.law import Law, posterior_of
 
 D, PRIOR_SD = 5, 0.5
 

@@ -11,7 +11,7 @@ from _report import write_report
 from scipy.optimize import linprog
 from scipy.special import expit, ndtr
 
-from pymc_dp.steps.correction import _correction, logistic_correction
+from pymc_dp.experimental.correction import _correction, logistic_correction
 
 
 def symmetric_pair(x: np.ndarray, atoms: np.ndarray, variance: float) -> np.ndarray:

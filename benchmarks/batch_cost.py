@@ -28,7 +28,7 @@ def build(name, model, n, batch):
     if name == "DPBarker":
         return dp.DPBarker(**common, batch_size=batch, tempering=1000 / n)
     common |= {"noise_multiplier": 1.0, "tempering": 1000 / n}
-    step = dp.DPPenalty if name == "DPPenalty" else getattr(dp.comparators, name)
+    step = dp.DPPenalty if name == "DPPenalty" else getattr(dp.experimental, name)
     return step(**common, sampling_rate=batch / n)
 
 

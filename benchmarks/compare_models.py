@@ -102,9 +102,9 @@ CELLS = {
 }  # fmt: skip
 
 
-def normal_draws(anchor, log_public, draws, chains, nuts_sampler):
+def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
     """Of the law's normal approximation, in place of NUTS: thousands of runs would each compile it."""
-    r = anchor.posterior
+    r = surrogate.posterior
     e = np.random.default_rng(0).normal(size=(chains, draws, len(r.mean)))
     return r.mean + e @ np.linalg.cholesky(r.covariance).T
 

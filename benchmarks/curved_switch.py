@@ -48,9 +48,9 @@ MODELS = {
 }
 
 
-def normal_draws(anchor, log_public, draws, chains, nuts_sampler):
+def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
     """Of the law's normal approximation."""
-    p = anchor.posterior
+    p = surrogate.posterior
     z = np.random.default_rng(0).standard_normal((chains, draws, len(p.mean)))
     return p.mean + z @ np.linalg.cholesky(p.covariance).T
 

@@ -18,7 +18,8 @@ from _report import write_report
 
 import pymc_dp as dp
 from pymc_dp.compat import summary
-from pymc_dp.federated import FederatedPenalty, Owner, find_surrogate
+from pymc_dp.experimental import FederatedPenalty
+from pymc_dp.federated import Owner, find_surrogate
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "docs" / "federated_example"
 D, DELTA = 5, 1e-6

@@ -1,6 +1,6 @@
 """Records on Dask workers: the same draws as on one machine, time and memory per worker.
 
-Run: ``python benchmarks/shards.py [penalty|anchored]`` (Linux only: memory is read from /proc). Needs about
+Run: ``python benchmarks/shards.py [penalty|surrogate]`` (Linux only: memory is read from /proc). Needs about
 8 GB; the surrogate takes some minutes in each row.
 """
 
@@ -54,7 +54,7 @@ def model_of(X: np.ndarray, Y: np.ndarray) -> pm.Model:
 COMMON = {"chains": 1, "draws": DRAWS, "chunk_size": CHUNK}
 SAMPLERS = {
     "penalty": (dp.DPPenalty, {"noise_multiplier": 100.0, "clip": 4.0, "scale": 3e-4}),
-    "anchored": (dp.DPSurrogate, {"epsilon": 1.0, "delta": 1e-8}),
+    "surrogate": (dp.DPSurrogate, {"epsilon": 1.0, "delta": 1e-8}),
 }
 SAMPLER = sys.argv[1] if len(sys.argv) > 1 else "penalty"
 
@@ -116,7 +116,7 @@ def on_cluster(workers: int, kill: bool = False) -> tuple[list, list]:
             if t == DRAWS // 2 and SAMPLER == "penalty":
                 kill_in(0.3)
 
-        if SAMPLER == "anchored":  # which asks the workers nothing afterwards
+        if SAMPLER == "surrogate":  # which asks the workers nothing afterwards
             kill_in(30.0)
         preparing = prepare(step)
         cpu = client.run(time.process_time)

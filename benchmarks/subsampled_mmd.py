@@ -262,7 +262,7 @@ def paper_step(sampler: str, name: str, problem, epsilon: float | None, step_siz
         if epsilon is None
         else {"epsilon": epsilon, "delta": 0.1 / problem.n}
     )
-    return getattr(dp.comparators, sampler)(
+    return getattr(dp.experimental, sampler)(
         **budget,
         draws=PAPER_DRAWS,
         chains=PAPER_CHAINS,

@@ -18,25 +18,25 @@ from _regressions import SIMULATED, Exact, model_of
 from _report import write_report
 
 import pymc_dp as dp
-from pymc_dp.anchor import beliefs, bounds, build, measured
-from pymc_dp.anchor.verdict import judge
 from pymc_dp.likelihood import simulated
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.surrogate.normal import bounds, estimates, evaluation, fit
+from pymc_dp.surrogate.normal.diagnosis import diagnose
 
 EPSILONS, N, SEED = (0.3, 1.0, 3.0), 20_000, 7_000_001
 CONSTANTS = [
     (bounds, "_PLAIN"), (bounds, "_FALL"),
-    (measured, "_BEYOND"), (measured, "_BEYOND_INFORMATION"), (measured, "_OF_CLIPPED"),
-    (measured, "_SEEN"), (measured, "_BESIDE"),
-    (beliefs, "_CHANGE"), (beliefs, "_RESOLVED"), (beliefs, "_LEAST"), (beliefs, "_LEAST_KEPT"), (beliefs, "_HALF"),
-    (beliefs, "_LEAST_PART"), (beliefs, "_TRUST"),
-    (build, "_OF_UNITS"), (build, "_SEARCH"), (build, "_QUERY"), (build, "_RECORDS_TOLD"), (build, "_RADIUS"),
-    (build, "_LEAST_RADIUS"), (build, "_PRIOR_SDS"), (build, "_NEAR"), (build, "_KNOWN"),
-    (build, "_ON_THE_WAY.sizes"), (build, "_ON_THE_WAY.information"), (build, "_ON_THE_WAY.room"),
-    (build, "_LAST.sizes"), (build, "_LAST.information"), (build, "_LAST.room"),
+    (evaluation, "_BEYOND"), (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_CLIPPED"),
+    (evaluation, "_SEEN"), (evaluation, "_BESIDE"),
+    (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"), (estimates, "_HALF"),
+    (estimates, "_LEAST_PART"), (estimates, "_TRUST"),
+    (fit, "_OF_UNITS"), (fit, "_SEARCH"), (fit, "_QUERY"), (fit, "_RECORDS_TOLD"), (fit, "_RADIUS"),
+    (fit, "_LEAST_RADIUS"), (fit, "_PRIOR_SDS"), (fit, "_NEAR"), (fit, "_KNOWN"),
+    (fit, "_ON_THE_WAY.sizes"), (fit, "_ON_THE_WAY.information"), (fit, "_ON_THE_WAY.room"),
+    (fit, "_LAST.sizes"), (fit, "_LAST.information"), (fit, "_LAST.room"),
     (simulated, "_DRAWN"),
 ]  # fmt: skip
 COLUMNS = [
@@ -88,8 +88,11 @@ class Bed:
         for k in range(runs):
             curator = Curator(step._curator._records, dp.InsecureSeededNoise(SEED + k))
             measure = PaidMeasurements(curator, PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z))
-            anchor = build.build_anchor(measure, step.log_public, parameters.start)
-            p, said = anchor.posterior, judge(anchor, parameters.labels, parameters.largest)
+            surrogate = fit.fit_normal(measure, step.log_public, parameters.start)
+            p, said = (
+                surrogate.posterior,
+                diagnose(surrogate, parameters.labels, parameters.largest),
+            )
             inside = np.abs(p.mean - self.exact.mode) < 1.645 * np.sqrt(np.diag(p.covariance))
             rows.append((np.mean(self.exact.error(p.mean) ** 2), inside.mean(), said.usable))
         return np.array(rows, float)

@@ -1,6 +1,6 @@
 """Differentially private Bayesian inference with PyMC."""
 
-from pymc_dp import statistics
+from pymc_dp import experimental, statistics
 from pymc_dp._version import __version__
 from pymc_dp.assessment.checking import PredictionChecks, check_predictions
 from pymc_dp.assessment.compare import Comparison, Difference, compare
@@ -19,6 +19,7 @@ from pymc_dp.exceptions import (
     ShardError,
     UnsupportedModelError,
 )
+from pymc_dp.experimental.barker import DPBarker
 from pymc_dp.gibbs.step import PrivacyAwareGibbs
 from pymc_dp.integration import integrate_out
 from pymc_dp.likelihood.compiled import CompiledModel
@@ -43,8 +44,6 @@ from pymc_dp.report import PrivacyReport, privacy_report
 from pymc_dp.report.plots import plot_privacy
 from pymc_dp.results import release
 from pymc_dp.sampling import sample
-from pymc_dp.steps import comparators
-from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.exponential import DPExponentialFamily
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
@@ -86,11 +85,11 @@ __all__ = [
     "calibrate_noise",
     "check_predictions",
     "check_releases",
-    "comparators",
     "compare",
     "compile",
     "correct_releases",
     "expected_privacy_shift",
+    "experimental",
     "integrate_out",
     "max_releases",
     "mmd",

@@ -8,9 +8,9 @@ import pytensor
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.polynomial.settings import SETTINGS
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.noise import SecureNoise
+from pymc_dp.surrogate.polynomial.settings import SETTINGS
 
 FAST = {"mode": "FAST_COMPILE"}
 

@@ -32,7 +32,7 @@ class Tape:
                 if hasattr(module, release):
                     monkeypatch.setattr(module, release, self._on_tape(getattr(module, release)))
         monkeypatch.setattr(KeptSum, "release", self._on_tape(KeptSum.release))
-        # The name of a run is random, and seeds what is drawn from its anchor.
+        # The name of a run is random, and seeds what is drawn from its surrogate.
         for module in ("steps.run", "federated.owner", "mechanisms.curator"):
             monkeypatch.setattr(f"pymc_dp.{module}.secrets.randbits", lambda bits: 7)
 

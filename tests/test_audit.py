@@ -38,8 +38,8 @@ FAR = 1e3
 def normal_draws(monkeypatch, few_moves):
     """Of the law's normal approximation, in place of NUTS: hundreds of runs would each compile it."""
 
-    def draw(anchor, log_public, draws, chains, nuts_sampler):
-        r = anchor.posterior
+    def draw(surrogate, log_public, draws, chains, nuts_sampler):
+        r = surrogate.posterior
         e = np.random.default_rng(0).normal(size=(chains, draws, len(r.mean)))
         return r.mean + e @ np.linalg.cholesky(r.covariance).T
 
@@ -250,14 +250,14 @@ STEPS = {
     "minibatch": (dp.DPPenalty, 60, {"sampling_rate": 0.5, "scale": 0.3, "draws": 2}),
     "hmc": (dp.DPHMC, 60, {"n_leapfrog": 1, "step_size": 0.02, "gradient_share": 0.8}),
     "barker": (dp.DPBarker, 200, {"tempering": 0.05, "draws": 2}),
-    "sgld": (dp.comparators.DPSGLD, 60, {"sampling_rate": 1.0, "draws": 2}),
-    "sgld, sampled": (dp.comparators.DPSGLD, 60, {"sampling_rate": 0.5, "draws": 2}),
-    "sgnht": (dp.comparators.DPSGNHT, 60, {"sampling_rate": 0.5, "draws": 2}),
+    "sgld": (dp.experimental.DPSGLD, 60, {"sampling_rate": 1.0, "draws": 2}),
+    "sgld, sampled": (dp.experimental.DPSGLD, 60, {"sampling_rate": 0.5, "draws": 2}),
+    "sgnht": (dp.experimental.DPSGNHT, 60, {"sampling_rate": 0.5, "draws": 2}),
     "exponential": (dp.DPExponentialFamily, 60, {"scale": 0.7, "draws": 3, "bounds": (-3, 3)}),
     "normal": (dp.DPSurrogate, 1000, {"family": "normal"}),
     "penalty, people": (dp.DPPenalty, 60, {"scale": 0.7, "draws": 3, "unit": PEOPLE[:60]}),
     "sgld, people": (
-        dp.comparators.DPSGLD,
+        dp.experimental.DPSGLD,
         60,
         {"sampling_rate": 0.5, "draws": 2, "unit": PEOPLE[:60]},
     ),
@@ -375,7 +375,7 @@ def test_a_sample_that_is_not_one_is_caught(monkeypatch):
 
 
 @pytest.mark.sweep
-def test_an_anchor_without_its_noise_is_caught(monkeypatch):
+def test_a_surrogate_without_its_noise_is_caught(monkeypatch):
     """Only some of the releases lack noise: the histograms and the chain have theirs."""
 
     class Silent(SecureNoise):

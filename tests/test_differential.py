@@ -36,7 +36,7 @@ def tells_nothing(monkeypatch, capfd):
     """Run something on several data sets: all that leaves has to be the same."""
     # Draws of a released law are made of released numbers; NUTS takes longer than all the rest.
     monkeypatch.setattr(
-        "pymc_dp.anchor.draws.draws_of",
+        "pymc_dp.surrogate.normal.draws.draws_of",
         lambda density, start, draws, chains, seed, sampler: (
             start + np.random.default_rng(seed).standard_normal((chains, draws, len(start)))
         ),
@@ -274,11 +274,11 @@ GENEROUS = {"epsilon": 20.0, "delta": 1e-3}
 SAMPLERS = {
     "penalty": (dp.DPPenalty, GENEROUS),
     "hmc": (dp.DPHMC, {**GENEROUS, "n_leapfrog": 2}),
-    "anchored": (partial(dp.DPSurrogate, family="normal"), {"epsilon": 1e3, "delta": 1e-3}),
+    "surrogate": (partial(dp.DPSurrogate, family="normal"), {"epsilon": 1e3, "delta": 1e-3}),
     "automatic": (None, {"epsilon": 1e3, "delta": 1e-3}),
     "polynomial": (partial(dp.DPSurrogate, family="polynomial"), {"epsilon": 1e3, "delta": 1e-3}),
     "barker": (dp.DPBarker, {"epsilon": None, "batch_size": 30, "tempering": 0.1}),
-    "sgld": (dp.comparators.DPSGLD, {**GENEROUS, "step_size": 1e-3}),
+    "sgld": (dp.experimental.DPSGLD, {**GENEROUS, "step_size": 1e-3}),
 }
 RELATIONS = ("substitute-one", "add-or-remove")
 
@@ -330,12 +330,12 @@ def cases():
         for sampler in SAMPLERS:
             if dear and sampler in ("polynomial", "barker", "sgld", "automatic"):
                 continue
-            if name in OUTCOMES and sampler != "anchored":
+            if name in OUTCOMES and sampler != "surrogate":
                 continue
             for relation in RELATIONS:
                 if sampler == "barker" and relation != "substitute-one":
                     continue
-                most = sampler in ("penalty", "anchored")
+                most = sampler in ("penalty", "surrogate")
                 some = name in ("a_public_grid", "a_missing_value", "everybody_else")
                 marks = () if most or some else (pytest.mark.nightly,)
                 yield pytest.param(name, sampler, relation, marks=(*marks, pytest.mark.sweep))
@@ -347,7 +347,7 @@ def test_a_sample_tells_nothing(name, sampler, relation, tells_nothing):
     assert not found["error"]
 
 
-@pytest.mark.parametrize("sampler", ["penalty", "hmc", "anchored", "polynomial"])
+@pytest.mark.parametrize("sampler", ["penalty", "hmc", "surrogate", "polynomial"])
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", ["a_missing_value", "everybody_else", "incomes"])
 def test_a_sample_of_people_with_several_rows_tells_nothing(name, relation, sampler, tells_nothing):
@@ -359,7 +359,7 @@ def test_a_sample_of_people_with_several_rows_tells_nothing(name, relation, samp
 @pytest.mark.parametrize("name", OUTCOMES)
 def test_a_sample_of_people_with_several_outcomes_tells_nothing(name, relation, tells_nothing):
     """Here all are drawn: those of several records are too many to go through."""
-    found = tells_nothing(lambda k: sampled(k, name, relation, "people", "anchored"), 0, 1)
+    found = tells_nothing(lambda k: sampled(k, name, relation, "people", "surrogate"), 0, 1)
     assert not found["error"]
 
 
@@ -583,7 +583,7 @@ def compiled_coming(n, people=False):
 
 
 @pytest.mark.parametrize("people", [False, True], ids=["rows", "people"])
-@pytest.mark.parametrize("sampler", ["penalty", "hmc", "anchored", "sgld"])
+@pytest.mark.parametrize("sampler", ["penalty", "hmc", "surrogate", "sgld"])
 def test_a_sample_does_not_tell_who_comes_or_goes(sampler, people, tells_nothing):
     step, settings = SAMPLERS[sampler]
 
@@ -641,7 +641,7 @@ def drawn(law, n):
 
 @pytest.mark.parametrize("law", ["poisson", "bernoulli", "without draws"])
 def test_outcomes_of_the_models_do_not_tell_who_comes_or_goes(law, tells_nothing):
-    step, settings = SAMPLERS["anchored"]
+    step, settings = SAMPLERS["surrogate"]
 
     def run(n):
         ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours="add-or-remove")

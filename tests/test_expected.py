@@ -53,7 +53,7 @@ def test_the_privacy_shift_of_a_run_is_within_half_as_much_again(likelihood, mon
     # Of a run's law nothing is drawn: NUTS takes longer than all the rest.
     monkeypatch.setattr(
         "pymc_dp.steps.normal.draw",
-        lambda anchor, prior, draws, chains, sampler: np.zeros((chains, draws, 1)),
+        lambda surrogate, prior, draws, chains, sampler: np.zeros((chains, draws, 1)),
     )
     X = design(8)
     model = dp.compile(regression(X, outcomes(X, likelihood), likelihood), compile_kwargs=FAST)

@@ -16,11 +16,9 @@ from scipy.optimize import minimize
 from scipy.stats import chi2
 
 import pymc_dp as dp
-from pymc_dp.anchor.law import Law, posterior_of
-from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.verdict import judge
 from pymc_dp.diagnostics import Diagnostics
-from pymc_dp.federated import FederatedPenalty, Owner, Surrogate, find_surrogate
+from pymc_dp.experimental import FederatedPenalty
+from pymc_dp.federated import Owner, Surrogate, find_surrogate
 from pymc_dp.federated.agreement import parameters_digest
 from pymc_dp.federated.owners import Owners
 from pymc_dp.likelihood.parameters import ParameterSpace
@@ -29,6 +27,9 @@ from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.histogram import bin_counts
 from pymc_dp.records.queries import Gradient, Information, Score
 from pymc_dp.records.sums import LocalRecords
+from pymc_dp.surrogate.normal.diagnosis import diagnose
+from pymc_dp.surrogate.normal.law import Law, posterior_of
+from pymc_dp.surrogate.normal.model import NormalSurrogate
 
 D = 2
 KINDS = ("gradient_sizes", "information_sizes", "score", "information", "ratio")
@@ -592,7 +593,7 @@ def test_a_lost_search_says_so(caplog, monkeypatch):
     owner = owner_of(*records(0, n=1000), ratios=0)
     # Cut short while it is far away.
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "pymc.dp"):
-        patched.setattr("pymc_dp.anchor.build._SEARCH", 0.0)
+        patched.setattr("pymc_dp.surrogate.normal.fit._SEARCH", 0.0)
         found = find_surrogate(asking([owner]), prior())
     assert not found.diagnostics.usable
     assert "did not arrive" in caplog.text
@@ -604,7 +605,7 @@ def test_equations_without_a_solution_give_the_prior(monkeypatch, caplog):
     def fails(*args):
         raise np.linalg.LinAlgError
 
-    monkeypatch.setattr("pymc_dp.anchor.build.pooled_gradient", fails)
+    monkeypatch.setattr("pymc_dp.surrogate.normal.fit.pooled_gradient", fails)
     owner = owner_of(*records(0), ratios=0)
     with caplog.at_level(logging.WARNING, "pymc.dp"):
         found = find_surrogate(asking([owner]), prior())
@@ -643,8 +644,10 @@ def test_a_group_whose_information_was_clipped_is_not_passed_off_as_known():
         parameters = ParameterSpace(prior())
         law = Law(np.zeros(D), np.array([16.0, 200.0]), np.diag([J, 400.0]), np.diag([0.04, 4.0]))
         posterior = posterior_of(law, PublicLogDensity(parameters), parameters.start)
-        anchor = Anchor(posterior, np.eye(D), 1.0, 1.0, 1.0, np.zeros(D), np.zeros(D), 1, True)
-        return judge(anchor, parameters.labels, parameters.largest)
+        surrogate = NormalSurrogate(
+            posterior, np.eye(D), 1.0, 1.0, 1.0, np.zeros(D), np.zeros(D), 1, True
+        )
+        return diagnose(surrogate, parameters.labels, parameters.largest)
 
     known, lost = judged(20.0), judged(0.1)
     assert known.usable
@@ -663,8 +666,10 @@ def test_the_likelihood_of_a_surrogate_is_its_law():
     J, S = (A @ A.T for A in rng.normal(size=(2, 3, 3)))
     law = Law(rng.normal(size=3), rng.normal(size=3), J, S)
     posterior = posterior_of(law, PublicLogDensity(parameters), parameters.start)
-    anchor = Anchor(posterior, np.eye(3), 1.0, 1.0, 1.0, np.zeros(3), np.zeros(3), 1, True)
-    found = Surrogate(anchor, Diagnostics(usable=True), parameters_digest(parameters))
+    surrogate = NormalSurrogate(
+        posterior, np.eye(3), 1.0, 1.0, 1.0, np.zeros(3), np.zeros(3), 1, True
+    )
+    found = Surrogate(surrogate, Diagnostics(usable=True), parameters_digest(parameters))
     ours, without = found.model(model).compile_logp(**FAST), model.compile_logp(**FAST)
     more = []
     for theta in rng.normal(size=(4, 3)):

@@ -86,8 +86,8 @@ SEARCH = [
     ("in a later query", "pymc_dp.records.measurements.noisy_total", 3),
 ]
 FINISHED = [
-    ("when the law is known", "pymc_dp.steps.normal.judge", 1),
-    ("while NUTS draws from it", "pymc_dp.anchor.draws.groups_of", 1),
+    ("when the law is known", "pymc_dp.steps.normal.diagnose", 1),
+    ("while NUTS draws from it", "pymc_dp.surrogate.normal.draws.groups_of", 1),
     ("while draws are handed out", "pymc_dp.steps.base.PrivateStep._stats", 700),
     ("while the host makes its result", "pymc.to_inference_data", 3),
     ("while the result is released", "pymc_dp.sampling.release", 2),
@@ -144,7 +144,7 @@ def test_nor_that_of_a_polynomial(sampler, ledger, interrupted):
     with pm.Model() as one:
         pm.Normal("y", pm.Normal("a", 0, 1), 1, observed=np.random.default_rng(1).normal(size=5000))
     interrupted("pymc_dp.steps.polynomial.draw", 1)
-    interrupted("pymc_dp.steps.normal.judge", 1)
+    interrupted("pymc_dp.steps.normal.diagnose", 1)
     idata = dp.sample(50, model=one, epsilon=1.0, ledger=ledger, step=sampler, **RUN)
     assert idata.posterior.sizes["draw"] == 50
 

@@ -145,7 +145,7 @@ def replayed(monkeypatch):
             if hasattr(module, release):
                 monkeypatch.setattr(module, release, on_tape(getattr(module, release)))
     monkeypatch.setattr(KeptSum, "release", on_tape(KeptSum.release))
-    # The name of a run is random, and seeds what is drawn from its anchor.
+    # The name of a run is random, and seeds what is drawn from its surrogate.
     monkeypatch.setattr("pymc_dp.steps.run.secrets.randbits", lambda bits: 7)
 
     def rewind():
@@ -203,9 +203,9 @@ SAMPLERS = {
     "minibatch": (dp.DPPenalty, plain, {**SAMPLED, "tempering": 0.1}),
     "hmc": (dp.DPHMC, plain, {**GENEROUS, "n_leapfrog": 2}),
     "barker": (dp.DPBarker, plain, {"batch_size": 30, "tempering": 0.1}),
-    "sgld": (dp.comparators.DPSGLD, plain, SAMPLED),
-    "sgnht": (dp.comparators.DPSGNHT, plain, GENEROUS),
-    "anchored": (partial(dp.DPSurrogate, family="normal"), plain, {"epsilon": 1e3, "delta": 1e-3}),
+    "sgld": (dp.experimental.DPSGLD, plain, SAMPLED),
+    "sgnht": (dp.experimental.DPSGNHT, plain, GENEROUS),
+    "surrogate": (partial(dp.DPSurrogate, family="normal"), plain, {"epsilon": 1e3, "delta": 1e-3}),
     "polynomial": (
         partial(dp.DPSurrogate, family="polynomial"),
         plain,
@@ -216,10 +216,10 @@ SAMPLERS = {
 }
 CASES = [(name, unit, HUGE, "warn") for name in SAMPLERS for unit in (None, PEOPLE)]
 # Where numbers of several records are added up, for users who have floating point errors raised.
-CASES += [(name, PEOPLE, HUGE, "raise") for name in ("anchored", "polynomial", "penalty", "sgnht")]
+CASES += [(name, PEOPLE, HUGE, "raise") for name in ("surrogate", "polynomial", "penalty", "sgnht")]
 CASES += [
     (name, None, (build, "out of range"), "warn")
-    for name in ("penalty", "anchored", "polynomial")
+    for name in ("penalty", "surrogate", "polynomial")
     for build in (poisson, categorical, indexed)
 ]
 
@@ -227,7 +227,7 @@ CASES += [
 def always(which, unit, spoil, errors):
     """The few cases that are run on every save; the others share most of their code with these."""
     return (
-        which in ("penalty", "hmc", "anchored", "polynomial")
+        which in ("penalty", "hmc", "surrogate", "polynomial")
         and unit is PEOPLE
         and errors == "warn"
     )

@@ -303,7 +303,7 @@ def test_the_default_needs_the_budget_only(logistic, quiet):
     assert idata.attrs["privacy_usable"] in (0, 1)
 
 
-def test_without_an_anchor_it_is_hmc(quiet, caplog, monkeypatch):
+def test_without_a_surrogate_it_is_hmc(quiet, caplog, monkeypatch):
     """Decided before anything is spent."""
 
     def refuse(*arguments, **keywords):

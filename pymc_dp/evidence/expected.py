@@ -10,8 +10,6 @@ import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 
-from pymc_dp.anchor.build import build_anchor
-from pymc_dp.anchor.verdict import judge
 from pymc_dp.checks import positive, whole
 from pymc_dp.evidence.made_up_records import made_up_records
 from pymc_dp.exceptions import PrivacyConfigurationError
@@ -30,6 +28,8 @@ from pymc_dp.progress import quiet_pymc
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.surrogate.normal.diagnosis import diagnose
+from pymc_dp.surrogate.normal.fit import fit_normal
 
 _CLOSE = 1.05
 """An ε is found when its shift is within this factor of the one wanted: noises differ by more."""
@@ -181,11 +181,11 @@ def expected_privacy_shift(
             curator = Curator(made_up, InsecureSeededNoise(random_seed + run), relation)
             privacy_filter = PrivacyFilter(Permit(run, 0, (Gaussian(z),)), z)
             with np.errstate(all="ignore"):
-                anchor = build_anchor(
+                surrogate = fit_normal(
                     PaidMeasurements(curator, privacy_filter), compiled.log_public, parameters.start
                 )
-            if judge(anchor, list(parameters.labels), parameters.largest).usable:
-                found.append((anchor.privacy_shift, anchor.posterior.privacy_shifts))
+            if diagnose(surrogate, list(parameters.labels), parameters.largest).usable:
+                found.append((surrogate.privacy_shift, surrogate.posterior.privacy_shifts))
             else:
                 found.append((math.inf, np.full(compiled.d, math.inf)))
         return found

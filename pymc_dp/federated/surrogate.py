@@ -9,9 +9,6 @@ import pymc as pm
 import pytensor.tensor as pt
 from pymc.model.fgraph import clone_model
 
-from pymc_dp.anchor.build import build_anchor
-from pymc_dp.anchor.model import Anchor
-from pymc_dp.anchor.verdict import judge
 from pymc_dp.diagnostics import Diagnostics
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.federated.agreement import Ask, parameters_digest
@@ -19,6 +16,9 @@ from pymc_dp.federated.owners import Owners
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import Vector, inverse_root
+from pymc_dp.surrogate.normal.diagnosis import diagnose
+from pymc_dp.surrogate.normal.fit import fit_normal
+from pymc_dp.surrogate.normal.model import NormalSurrogate
 from pymc_dp.unconstrained import unconstrained
 
 _log = logging.getLogger("pymc.dp")
@@ -28,37 +28,37 @@ _log = logging.getLogger("pymc.dp")
 class Surrogate:
     r"""What the owners' answers say of the joint log-likelihood: a normal surrogate. Nothing in it is private.
 
-    Its :class:`~pymc_dp.anchor.law.Law` is that of all answers together, their noise included, and that is the
+    Its :class:`~pymc_dp.surrogate.normal.law.Law` is that of all answers together, their noise included, and that is the
     likelihood that :meth:`model` uses.
 
     Parameters
     ----------
-    anchor : Anchor
+    normal : NormalSurrogate
     diagnostics : Diagnostics
         What the answers say of themselves; warnings have said it.
     parameters : int
         Which model's parameters these are.
     """
 
-    anchor: Anchor
+    normal: NormalSurrogate
     diagnostics: Diagnostics
     parameters: int
 
     @property
     def center(self) -> Vector:
         """Mode of the posterior, shape (d,), in θ."""
-        return self.anchor.posterior.mean
+        return self.normal.posterior.mean
 
     @property
     def root(self) -> Vector:
         """R, shape (d, d): :attr:`center` + R e, e standard normal, is about the posterior."""
-        return inverse_root(self.anchor.posterior.precision)
+        return inverse_root(self.normal.posterior.precision)
 
     @property
     def clip(self) -> float:
         """How far one unit can move the log-likelihood per unit of distance in e, near :attr:`center`."""
-        stretch = np.linalg.norm(np.linalg.solve(self.anchor.V, self.root), 2)
-        return 1.2 * self.anchor.gradient_clip * float(stretch)
+        stretch = np.linalg.norm(np.linalg.solve(self.normal.V, self.root), 2)
+        return 1.2 * self.normal.gradient_clip * float(stretch)
 
     def model(self, prior: pm.Model) -> pm.Model:
         """A PyMC model with this likelihood, to be sampled like any other and at no cost.
@@ -78,7 +78,7 @@ class Surrogate:
         model = clone_model(prior)
         with model:
             theta = pt.concatenate([pt.flatten(x) for x in _unconstrained(model, prior)])
-            pm.Potential("owners", self.anchor.posterior.law.log_density(theta))
+            pm.Potential("owners", self.normal.posterior.law.log_density(theta))
         return model
 
 
@@ -112,7 +112,7 @@ def find_surrogate(
 
     Notes
     -----
-    The steps of :func:`~pymc_dp.anchor.build.build_anchor`, all of them, clipping bounds too, functions of owners'
+    The steps of :func:`~pymc_dp.surrogate.normal.fit.fit_normal`, all of them, clipping bounds too, functions of owners'
     answers. The sum of N answers has the noise of all of them: with equal multipliers √N times that of one
     trusted curator.
     """
@@ -120,11 +120,11 @@ def find_surrogate(
     owners, log_public = Owners(ask, parameters), PublicLogDensity(parameters)
     owners.require("surrogate")
     with np.errstate(all="ignore"):  # of released numbers
-        anchor = build_anchor(owners, log_public, parameters.start, on_progress=on_progress)
-    diagnostics = judge(anchor, parameters.labels, parameters.largest)
+        normal = fit_normal(owners, log_public, parameters.start, on_progress=on_progress)
+    diagnostics = diagnose(normal, parameters.labels, parameters.largest)
     for note in diagnostics.notes:
         _log.warning("%s", note.text)
-    return Surrogate(anchor, diagnostics, parameters_digest(parameters))
+    return Surrogate(normal, diagnostics, parameters_digest(parameters))
 
 
 def _unconstrained(model: pm.Model, original: pm.Model) -> list[pt.TensorVariable]:

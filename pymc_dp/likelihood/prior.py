@@ -101,7 +101,7 @@ class PublicLogDensity:
     def _hessian_product(self) -> Any:
         v = pt.vector("v", shape=self._theta.type.shape)
         product = pytensor.grad(self._slope @ v, self._theta, disconnected_inputs="ignore")
-        # Only the search for an anchor asks for it, some twenty times: fewer than compiling it would pay for.
+        # Only the search for a normal surrogate asks for it, some twenty times: fewer than compiling it would pay for.
         keywords = {"mode": "FAST_COMPILE", **self._compile_kwargs}
         function = pm.compile([self._theta, v], product, on_unused_input="ignore", **keywords)
         function.trust_input = True

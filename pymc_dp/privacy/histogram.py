@@ -24,7 +24,7 @@ _GRID = 2**24
 # followed while what lies beyond exceeds the second; one octave or three count together, as a small group of
 # records can be spread over several bins, and as these windows overlap, with 2 instead of 3 a lucky one
 # carried the bound further out for one noise in twenty, now and then by four octaves. Sizes may be few and far between (two groups
-# of records, say), so a bin beyond a gap is kept above the third. An anchor has some 20 histograms of 90 bins or
+# of records, say), so a bin beyond a gap is kept above the third. A normal surrogate has some 20 histograms of 90 bins or
 # more, and one bin in the wrong place makes a bound, and with it the noise, as large as numbers get: with 4.5
 # one run in a thousand was lost to that.
 _SIGNIFICANT, _TAIL, _ON_ITS_OWN = 2.0, 3.0, 5.5

@@ -22,7 +22,7 @@ from pymc_dp.records.sums import LocalRecords
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class Preconditioner:
     r"""Coordinates of a unit's numbers: a matrix for φ, and a scale for each column of each table.
 
     Parameters
@@ -74,7 +74,7 @@ class GroupGradient(_Query):
     Parameters
     ----------
     psi : Psi
-    frame : Frame
+    preconditioner : Preconditioner
     tempering : float
         T.
     part : {"all", "common"} or tuple of int
@@ -82,7 +82,7 @@ class GroupGradient(_Query):
     """
 
     psi: Psi
-    frame: Frame
+    preconditioner: Preconditioner
     tempering: float = 1.0
     about = "gradients"
     part: str | tuple[int, int] = "all"
@@ -106,10 +106,10 @@ class GroupGradient(_Query):
         self._of_all(units)
         p, each = len(self.psi.common), [table.shape[1] for table in self.psi.tables]
         for chunk in records.local_gradients(self.psi):
-            values = self.tempering * self.frame.of_gradients(chunk.values)
+            values = self.tempering * self.preconditioner.of_gradients(chunk.values)
             if not isinstance(self.part, str):
                 table, column = self.part
-                yield values[:, self.frame.columns[table].start + column]
+                yield values[:, self.preconditioner.columns[table].start + column]
             elif self.part == "all":
                 common = np.broadcast_to(np.arange(p), (len(values), p))
                 yield Sparse(values, np.hstack([common, self._places(chunk.rows, each, p)]))
@@ -119,13 +119,13 @@ class GroupGradient(_Query):
 
 @dataclass(frozen=True, eq=False)
 class GroupHessian(_Query):
-    r"""A part of :math:`-T` times the Hessian in a frame: of φ, of rows, between both, or between tables.
+    r"""A part of :math:`-T` times the Hessian in preconditioned coordinates: of φ, of rows, between both, or between tables.
 
     What is 0 for every unit is not released, and gets no noise.
 
     Parameters
     ----------
-    psi, frame, tempering
+    psi, preconditioner, tempering
         As in :class:`GroupGradient`.
     part : {"common", "rows", "cross", "tables"}
         As vectors: :math:`p(p+1)/2` numbers; for every row of r numbers r (r + 1)/2; for every row r p; for
@@ -133,7 +133,7 @@ class GroupHessian(_Query):
     """
 
     psi: Psi
-    frame: Frame
+    preconditioner: Preconditioner
     part: Literal["common", "rows", "cross", "tables"]
     tempering: float = 1.0
     about = "curvature"
@@ -161,7 +161,7 @@ class GroupHessian(_Query):
 
     @property
     def _pairs(self) -> list[tuple[Vector, Vector]]:
-        return list(combinations(self.frame.scales, 2))
+        return list(combinations(self.preconditioner.scales, 2))
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector | Sparse]:
         """See :class:`~pymc_dp.records.queries.Query`."""
@@ -170,17 +170,17 @@ class GroupHessian(_Query):
             yield self._of_chunk(chunk)
 
     def _of_chunk(self, chunk: Local) -> Vector | Sparse:
-        p, V, minus = len(self.psi.common), self.frame.V, -self.tempering
+        p, V, minus = len(self.psi.common), self.preconditioner.V, -self.tempering
         H, parts = chunk.values, []
         if self.part == "common":
             return as_vectors(minus * (V.T @ H[:, :p, :p] @ V))
         if self.part == "tables":
-            columns = combinations(self.frame.columns, 2)
+            columns = combinations(self.preconditioner.columns, 2)
             for (one, other), (c, e) in zip(self._pairs, columns, strict=True):
                 between = minus * H[:, c, e] * np.outer(one, other)
                 parts.append(between.reshape(len(H), -1))
             return np.hstack(parts)
-        for c, s in zip(self.frame.columns, self.frame.scales, strict=True):
+        for c, s in zip(self.preconditioner.columns, self.preconditioner.scales, strict=True):
             if self.part == "rows":
                 parts.append(as_vectors(minus * H[:, c, c] * np.outer(s, s)))
             else:

@@ -128,7 +128,7 @@ class Score:
     ----------
     theta : ndarray, shape (d,)
     V : ndarray, shape (d, d)
-        The frame.
+        The whitening matrix.
     bound : float
         b.
     tempering : float

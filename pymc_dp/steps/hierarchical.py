@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.anchor.group_draws import LawModel
-from pymc_dp.anchor.group_looks import Shape
-from pymc_dp.anchor.groups import GroupPosterior, SearchLost, look_at_groups
 from pymc_dp.diagnostics import Diagnostics, GroupDiagnostics, Note
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
+from pymc_dp.surrogate.hierarchical.draws import LawModel
+from pymc_dp.surrogate.hierarchical.evaluation import Shape
+from pymc_dp.surrogate.hierarchical.fit import GroupPosterior, SearchLost, fit_hierarchical
 
 GROUPS_FROM = 30
 """Parameters from which on a model with groups is looked at as one. With fewer, Hessians in all of them are
@@ -79,7 +79,7 @@ class HierarchicalFamily:
         """See :class:`~pymc_dp.steps.family.Family`. Where the search is lost, the draws are the prior's."""
         law = self._law
         try:
-            self.surrogate = look_at_groups(measure, law, self._tempering, say)
+            self.surrogate = fit_hierarchical(measure, law, self._tempering, say)
             diagnostics = _judged(self.surrogate, law)
         # Of released numbers: ValueError is NumPy's LinAlgError too.
         except (SearchLost, OverflowError, ValueError) as lost:
@@ -120,7 +120,7 @@ def _judged(found: GroupPosterior, law: LawModel) -> Diagnostics:
         usable=True,
         family="hierarchical",
         privacy_shift=math.sqrt(float(np.mean(common**2))) if len(common) else None,
-        queries=found.looks,
+        queries=found.evaluations,
         groups=tuple(groups),
         notes=tuple(_notes(found, law)),
     )

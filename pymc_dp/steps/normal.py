@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.anchor.build import build_anchor
-from pymc_dp.anchor.draws import draw, draw_normal
-from pymc_dp.anchor.law import Posterior
-from pymc_dp.anchor.part import read_part
-from pymc_dp.anchor.verdict import judge
 from pymc_dp.diagnostics import Diagnostics, Note
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.prior import LogPrior
-from pymc_dp.polynomial.switch import curvature
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
 from pymc_dp.steps.polynomial import PolynomialFamily
+from pymc_dp.surrogate.normal.diagnosis import diagnose
+from pymc_dp.surrogate.normal.draws import draw, draw_normal
+from pymc_dp.surrogate.normal.fit import fit_normal
+from pymc_dp.surrogate.normal.law import Posterior
+from pymc_dp.surrogate.normal.read_part import read_part
+from pymc_dp.surrogate.polynomial.switch import curvature
 
 MOST_CURVED = 3
 """Parameters up to which a polynomial is better than a normal law where that is off."""
@@ -84,22 +84,22 @@ class NormalFamily:
         else:
             measure, prior, start = part.measurements(measure), part.prior, part.start[part.read]
             labels, largest = part.labels, part.largest
-        found = build_anchor(
+        found = fit_normal(
             measure, prior, start, tempering=self._tempering, watch=watch, on_progress=say
         )
-        self.surrogate = anchor = found if part is None else part.whole(found)
+        self.surrogate = surrogate = found if part is None else part.whole(found)
 
         def judged(*more: Note) -> Diagnostics:
-            said = judge(found, labels, largest)
+            said = diagnose(found, labels, largest)
             observed = (_OBSERVED,) if compiled.simulated is None else ()
             return replace(said, notes=(*said.notes, *observed, *more))
 
         self.finish = lambda: Drawn(
-            draw_normal(anchor.posterior, draws, chains), judged(_CUT_SHORT)
+            draw_normal(surrogate.posterior, draws, chains), judged(_CUT_SHORT)
         )
         diagnostics = judged()
         stage("compiling what was released, and drawing from it: no data are read any more")
-        drawn = draw(anchor, compiled.log_public, draws, chains, self._nuts_sampler)
+        drawn = draw(surrogate, compiled.log_public, draws, chains, self._nuts_sampler)
         return Drawn(drawn, diagnostics)
 
 
@@ -111,7 +111,7 @@ class AutomaticFamily(NormalFamily):
     """A normal law, or a polynomial where a released number says that a normal law will not do.
 
     Once the search has arrived, one query of the polynomial's kind says how far the log-likelihood is from quadratic
-    (:func:`~pymc_dp.polynomial.switch.curvature`). If that stands out of its noise, the rest of the budget goes to a
+    (:func:`~pymc_dp.surrogate.polynomial.switch.curvature`). If that stands out of its noise, the rest of the budget goes to a
     polynomial. A search that does not arrive soon is taken for one along a curve, too.
     """
 

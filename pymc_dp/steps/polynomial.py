@@ -1,7 +1,7 @@
 r"""The polynomial surrogate: a private polynomial of the log-likelihood, times the exact prior.
 
 Queries at tempered posteriors, each of which says where the next is made, and a last one with what is left
-(:mod:`pymc_dp.polynomial`). That polynomial times the exact prior is the posterior given all that was released.
+(:mod:`pymc_dp.surrogate.polynomial`). That polynomial times the exact prior is the posterior given all that was released.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.anchor.build import prior_scales
 from pymc_dp.diagnostics import Diagnostics, Note
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.polynomial.basis import terms_of
-from pymc_dp.polynomial.build import build_surrogate
-from pymc_dp.polynomial.draws import draw, draw_prior
-from pymc_dp.polynomial.ladder import Lost
-from pymc_dp.polynomial.looks import check
-from pymc_dp.polynomial.model import Found
-from pymc_dp.polynomial.settings import SETTINGS
-from pymc_dp.polynomial.verdict import LOST, judge
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
+from pymc_dp.surrogate.normal.fit import prior_scales
+from pymc_dp.surrogate.polynomial.annealing import Lost
+from pymc_dp.surrogate.polynomial.basis import terms_of
+from pymc_dp.surrogate.polynomial.diagnosis import LOST, diagnose
+from pymc_dp.surrogate.polynomial.draws import draw, draw_prior
+from pymc_dp.surrogate.polynomial.evaluation import check
+from pymc_dp.surrogate.polynomial.fit import fit_polynomial
+from pymc_dp.surrogate.polynomial.model import Found
+from pymc_dp.surrogate.polynomial.settings import SETTINGS
 
 _UNCHECKED = Diagnostics(
     family="polynomial",
@@ -73,7 +73,7 @@ class PolynomialFamily:
         """See :class:`~pymc_dp.steps.family.Family`. Where nothing can be made of the releases, the draws are the prior's."""
         start, log_prior = self._compiled.parameters.start, self._compiled.log_public.many
         try:
-            found, design = build_surrogate(
+            found, design = fit_polynomial(
                 measure, log_prior, start, self._scales, tempering=self._tempering, on_progress=say
             )
             self.surrogate = found
@@ -85,7 +85,7 @@ class PolynomialFamily:
             fresh = plain[np.linspace(0, len(plain) - 1, SETTINGS.held_out).astype(int)]
             say("asking what was missed")
             try:
-                return Drawn(drawn, judge(found, plain, *check(measure, design, fresh)))
+                return Drawn(drawn, diagnose(found, plain, *check(measure, design, fresh)))
             except KeyboardInterrupt:
                 return Drawn(drawn, _UNCHECKED)
         except (Lost, np.linalg.LinAlgError, OverflowError):  # of released numbers

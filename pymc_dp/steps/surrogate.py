@@ -17,7 +17,6 @@ from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
-from pymc_dp.anchor.draws import sampler_at_hand
 from pymc_dp.checks import fraction
 from pymc_dp.compat import SamplerCall
 from pymc_dp.diagnostics import Diagnostics
@@ -43,6 +42,7 @@ from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups
 from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
 from pymc_dp.steps.polynomial import PolynomialFamily
 from pymc_dp.steps.run import remember
+from pymc_dp.surrogate.normal.draws import sampler_at_hand
 
 _log = logging.getLogger("pymc.dp")
 
@@ -94,9 +94,11 @@ class DPSurrogate(PrivateStep):
     Notes
     -----
     **Releases**, all before the first chain, one Gaussian event together: normal, those of
-    :func:`~pymc_dp.anchor.build.build_anchor`; hierarchical, of :func:`~pymc_dp.anchor.groups.look_at_groups`; polynomial,
-    of :func:`~pymc_dp.polynomial.build.build_surrogate` and :func:`~pymc_dp.polynomial.looks.check`; auto, up to three
-    parameters, :func:`~pymc_dp.polynomial.switch.curvature` besides, and which of the two it is is decided by releases that
+    :func:`~pymc_dp.surrogate.normal.fit.fit_normal`; hierarchical, of
+    :func:`~pymc_dp.surrogate.hierarchical.fit.fit_hierarchical`; polynomial, of
+    :func:`~pymc_dp.surrogate.polynomial.fit.fit_polynomial` and
+    :func:`~pymc_dp.surrogate.polynomial.evaluation.check`; auto, up to three parameters,
+    :func:`~pymc_dp.surrogate.polynomial.switch.curvature` besides, and which of the two it is is decided by releases that
     are paid for. **Guarantee**: :math:`\mu = 1/z` in :func:`~pymc_dp.privacy.accounting.gaussian_delta`.
 
     A run that has spent always returns its draws. If they are of no use, ``privacy_usable`` is 0 in the result's

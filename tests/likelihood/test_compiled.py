@@ -41,7 +41,7 @@ STEPS = [
     (dp.DPPenalty, {}),
     (dp.DPHMC, {"n_leapfrog": 2}),
     (dp.DPBarker, {"tempering": 0.1}),
-    (dp.comparators.DPSGLD, {}),
+    (dp.experimental.DPSGLD, {}),
     (partial(dp.DPSurrogate, family="normal"), {}),
 ]
 
@@ -87,7 +87,7 @@ def test_a_second_step_compiles_nothing(model, no_compiler):
         {"step": dp.DPHMC, "mass": [1.0, -1.0]},
         {"step": partial(dp.DPSurrogate, family="normal"), "tempering": 2.0},
         {"step": dp.DPBarker, "batch_size": N + 1},
-        {"step": dp.comparators.DPSGLD, "step_size": 0.0},
+        {"step": dp.experimental.DPSGLD, "step_size": 0.0},
         {"step": dp.DPPenalty, "chunk_size": 0},
         {"step": dp.DPPenalty, "epsilon": -1.0},
         {"step": dp.DPPenalty, "delta": 2.0},

@@ -9,11 +9,6 @@ import pytensor
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.anchor import groups
-from pymc_dp.anchor.group_law import GroupLaw
-from pymc_dp.anchor.groups import SearchLost
-from pymc_dp.anchor.shrinkage import shrunk_positive, shrunk_ratios
-from pymc_dp.anchor.structured import Structured
 from pymc_dp.likelihood.local import Psi
 from pymc_dp.linalg import as_vectors
 from pymc_dp.privacy.clipping import RESOLUTION, Sparse, add_clipped, clipped_sum
@@ -21,10 +16,15 @@ from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.grouped import Frame, GroupGradient, GroupHessian
+from pymc_dp.records.grouped import GroupGradient, GroupHessian, Preconditioner
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups, law_model
+from pymc_dp.surrogate.hierarchical.fit import SearchLost
+from pymc_dp.surrogate.hierarchical.law import GroupLaw
+from pymc_dp.surrogate.hierarchical.shrinkage import shrunk_positive, shrunk_ratios
+from pymc_dp.surrogate.hierarchical.structured import Structured
+from pymc_dp.surrogate.normal import groups
 
 FAST = {"mode": "FAST_COMPILE"}
 N, M, P = 120, 7, 2
@@ -99,7 +99,7 @@ def some_theta(kind):
 def some_frame(kind):
     rng, cut = np.random.default_rng(3), compiled(kind).cut
     V = np.eye(cut.p) + 0.2 * rng.normal(size=(cut.p, cut.p))
-    return Frame(V, tuple(0.5 + rng.random(r) for _, r in cut.shapes))
+    return Preconditioner(V, tuple(0.5 + rng.random(r) for _, r in cut.shapes))
 
 
 def dense(terms, dimension):
@@ -156,7 +156,7 @@ def test_derivatives_are_those_of_the_whole_likelihood(kind):
         compiled(kind).cut.p,
         GroupGradient(psi_at(kind, theta), some_frame(kind)).dimension,
     )
-    plain = Frame(np.eye(p), tuple(np.ones(r) for _, r in compiled(kind).cut.shapes))
+    plain = Preconditioner(np.eye(p), tuple(np.ones(r) for _, r in compiled(kind).cut.shapes))
     local = dense(GroupGradient(psi_at(kind, theta), plain).terms(records_of(kind)), dimension)
 
     def flat(at):
@@ -198,8 +198,16 @@ def test_hessians_are_slopes_of_gradients(kind):
 @pytest.mark.parametrize("kind", ["centred", "slopes", "crossed"])
 @pytest.mark.parametrize("part", ["gradient", "rows", "cross"])
 def test_sparse_sums_are_the_dense_ones(kind, part):
-    psi, frame, records = psi_at(kind, some_theta(kind)), some_frame(kind), records_of(kind)
-    of = GroupGradient(psi, frame) if part == "gradient" else GroupHessian(psi, frame, part)
+    psi, preconditioner, records = (
+        psi_at(kind, some_theta(kind)),
+        some_frame(kind),
+        records_of(kind),
+    )
+    of = (
+        GroupGradient(psi, preconditioner)
+        if part == "gradient"
+        else GroupHessian(psi, preconditioner, part)
+    )
     full = dense(of.terms(records), of.dimension)
     for bound in (0.1, 1.0, 100.0):
         whole = clipped_sum([full], bound, of.dimension)
@@ -234,8 +242,16 @@ def test_sensitivity(kind, part):
     """Whatever one record is replaced by, group included, the integer sum moves by 2R at most."""
     if part == "tables" and kind != "crossed":
         pytest.skip("one table")
-    psi, frame, records = psi_at(kind, some_theta(kind)), some_frame(kind), records_of(kind)
-    of = GroupGradient(psi, frame) if part == "gradient" else GroupHessian(psi, frame, part)
+    psi, preconditioner, records = (
+        psi_at(kind, some_theta(kind)),
+        some_frame(kind),
+        records_of(kind),
+    )
+    of = (
+        GroupGradient(psi, preconditioner)
+        if part == "gradient"
+        else GroupHessian(psi, preconditioner, part)
+    )
     images = []
     for unit in range(0, N, 7):
         alone = [np.take(x, [unit], axis=0) for x in records.likelihood._data]
@@ -248,17 +264,21 @@ def test_sensitivity(kind, part):
 
 
 def test_tables_part_is_between_tables():
-    psi, frame, records = (
+    psi, preconditioner, records = (
         psi_at("crossed", some_theta("crossed")),
         some_frame("crossed"),
         records_of("crossed"),
     )
     H = np.concatenate([c.values for c in records.local_hessians(psi)])
     p = len(psi.common)
-    got = dense(GroupHessian(psi, frame, "tables").terms(records), 1)
-    np.testing.assert_allclose(got[:, 0], -H[:, p, p + 1] * frame.scales[0][0] * frame.scales[1][0])
-    common = dense(GroupHessian(psi, frame, "common").terms(records), 3)
-    np.testing.assert_allclose(common, as_vectors(-frame.V.T @ H[:, :p, :p] @ frame.V))
+    got = dense(GroupHessian(psi, preconditioner, "tables").terms(records), 1)
+    np.testing.assert_allclose(
+        got[:, 0], -H[:, p, p + 1] * preconditioner.scales[0][0] * preconditioner.scales[1][0]
+    )
+    common = dense(GroupHessian(psi, preconditioner, "common").terms(records), 3)
+    np.testing.assert_allclose(
+        common, as_vectors(-preconditioner.V.T @ H[:, :p, :p] @ preconditioner.V)
+    )
 
 
 def some_structured(rng, positive=True):
@@ -423,7 +443,7 @@ def test_if_nuts_fails_draws_are_about_the_laws_mode(monkeypatch):
         raise RuntimeError("no")
 
     step, _, _ = released(True)
-    monkeypatch.setattr("pymc_dp.anchor.draws.pm.sample", broken)
+    monkeypatch.setattr("pymc_dp.surrogate.normal.draws.pm.sample", broken)
     k, X, y, _ = grouped()
     with grouped_model(k, X, y, centred=True):
         failed = dp.DPSurrogate(
@@ -521,7 +541,7 @@ def test_queries_are_functions_of_releases_only(monkeypatch):
                 bound,
                 share,
                 of.psi.common.tobytes(),
-                of.frame.V.tobytes(),
+                of.preconditioner.V.tobytes(),
             )
             return self._answer(key, lambda: self._measure.sum(of, bound, share))
 
@@ -569,12 +589,12 @@ def test_a_look_that_leads_nowhere_returns_the_prior(monkeypatch, caplog):
         step = dp.DPSurrogate(draws=10, chains=1, epsilon=1.0, compile_kwargs=FAST)
 
     def lost(self, information):
-        raise SearchLost("look 1 led nowhere")
+        raise SearchLost("evaluation 1 led nowhere")
 
     monkeypatch.setattr(groups._Run, "_think", lost)
     with caplog.at_level("WARNING", logger="pymc.dp"):
         step.release()
-    assert "look 1 led nowhere" in caplog.text
+    assert "evaluation 1 led nowhere" in caplog.text
     assert step.guarantee.diagnostics["usable"] == 0
 
 

@@ -25,8 +25,8 @@ STEPS = {
     "penalty": (dp.DPPenalty, {}),
     "guided": (dp.DPPenalty, {"update": "guided"}),
     "hmc": (dp.DPHMC, {"n_leapfrog": 2}),
-    "sgld": (dp.comparators.DPSGLD, {"step_size": 1e-4}),
-    "sgnht": (dp.comparators.DPSGNHT, {"step_size": 1e-2}),
+    "sgld": (dp.experimental.DPSGLD, {"step_size": 1e-4}),
+    "sgnht": (dp.experimental.DPSGNHT, {"step_size": 1e-2}),
     "exponential": (dp.DPExponentialFamily, {"bounds": (-4, 4)}),
 }
 
@@ -78,8 +78,8 @@ def test_the_noise_is_half_as_large_and_so_is_the_penalty(quiet):
         (dp.DPPenalty, {"delta": None}, "give `delta`"),
         (dp.DPPenalty, {"sampling_rate": 0.5, "tempering": 0.1}, "PoissonGaussian"),
         (dp.DPBarker, {"batch_size": 10, "epsilon": None}, "DPBarker cannot"),
-        (dp.comparators.DPSGLD, {}, "give `step_size`"),
-        (dp.comparators.DPSGLD, {"step_size": 1e-6, "sampling_rate": 0.5}, "PoissonGaussian"),
+        (dp.experimental.DPSGLD, {}, "give `step_size`"),
+        (dp.experimental.DPSGLD, {"step_size": 1e-6, "sampling_rate": 0.5}, "PoissonGaussian"),
         (dp.DPExponentialFamily, {"unit": np.arange(40) // 2, "bounds": (0, 1)}, "several records"),
         (dp.DPPenalty, {"neighbours": "add"}, "'substitute-one' or 'add-or-remove'"),
     ],

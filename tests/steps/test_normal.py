@@ -13,8 +13,6 @@ import pytest
 from scipy import integrate, special, stats
 
 import pymc_dp as dp
-from pymc_dp.anchor.build import build_anchor
-from pymc_dp.anchor.law import Law, posterior_of
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.linalg import denoised, mean_if_positive, product_covariance
@@ -27,6 +25,8 @@ from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.queries import Gradient, Information, NormExceeds, Score
 from pymc_dp.records.sums import LocalRecords
+from pymc_dp.surrogate.normal.fit import fit_normal
+from pymc_dp.surrogate.normal.law import Law, posterior_of
 
 FAST = {"mode": "FAST_COMPILE"}
 WORDS = np.arange(4, dtype=np.uint64)
@@ -158,7 +158,7 @@ def test_means_of_positive_numbers_by_quadrature(value):
 def test_a_generous_budget_finds_the_mode_and_the_curvature():
     model = logistic()
     records, prior = records_of(model), PublicLogDensity(ParameterSpace(model), FAST)
-    found = build_anchor(measured(records), prior, np.zeros(3)).posterior
+    found = fit_normal(measured(records), prior, np.zeros(3)).posterior
     slope = sum(g.sum(axis=0) for g in records.gradients(found.mean)) + prior.gradient(found.mean)
     hessian = prior.hessian(found.mean) - information_of(model, found.mean)
     # How far Newton's method would still go, in posterior standard deviations.
@@ -172,12 +172,12 @@ def test_a_generous_budget_finds_the_mode_and_the_curvature():
 def test_a_run_spends_its_filter_and_no_more():
     model = normal()
     measure = measured(records_of(model), z=0.5)
-    build_anchor(measure, PublicLogDensity(ParameterSpace(model), FAST), np.zeros(1))
+    fit_normal(measure, PublicLogDensity(ParameterSpace(model), FAST), np.zeros(1))
     assert measure.spent == pytest.approx(1, abs=1e-8)
 
 
-def test_an_anchor_is_a_function_of_releases_alone(monkeypatch, canned_totals):
-    """Other data, the same released numbers: the same anchor, to the last bit."""
+def test_a_surrogate_is_a_function_of_releases_alone(monkeypatch, canned_totals):
+    """Other data, the same released numbers: the same surrogate, to the last bit."""
 
     def released(dimension, bound, _):
         rng = np.random.default_rng(int(np.float64(bound).view(np.int64)) % 2**32)
@@ -191,17 +191,17 @@ def test_an_anchor_is_a_function_of_releases_alone(monkeypatch, canned_totals):
 
     canned_totals(released)
     monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counted)
-    anchors = []
+    surrogates = []
     for seed in (0, 1):
         y = np.random.default_rng(seed).gamma(2.0, 1.0 + 5 * seed, size=3000)
         with pm.Model() as model:
             log_rate = pm.Normal("log_rate", 0, 2)
             pm.Exponential("y", pm.math.exp(log_rate), observed=pm.Data("Y", y))
         prior = PublicLogDensity(ParameterSpace(model), FAST)
-        anchors.append(build_anchor(measured(records_of(model), z=2.0), prior, np.zeros(1)))
-    assert repr(anchors[0]) == repr(anchors[1])
-    assert anchors[0].rounds > 1
-    assert anchors[0].posterior.law.beta != 0
+        surrogates.append(fit_normal(measured(records_of(model), z=2.0), prior, np.zeros(1)))
+    assert repr(surrogates[0]) == repr(surrogates[1])
+    assert surrogates[0].rounds > 1
+    assert surrogates[0].posterior.law.beta != 0
 
 
 # -- clipping, units, noise ---------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_hard_clipping_keeps_the_gradient(clipped):
 @pytest.mark.parametrize(("harder", "within"), [(1.0, 0.2), (0.3, 1.2)])
 def test_a_run_that_clips_hard_finds_the_mode(harder, within, monkeypatch):
     """But for noise: scores that are clipped are another estimate, which is a little less efficient."""
-    from pymc_dp.anchor import measured as module
+    from pymc_dp.surrogate.normal import evaluation as module
 
     def short(*arguments):
         size, excess = honest(*arguments)
@@ -261,7 +261,7 @@ def test_a_run_that_clips_hard_finds_the_mode(harder, within, monkeypatch):
     model = logistic(20_000)
     prior = PublicLogDensity(ParameterSpace(model), FAST)
     mode, covariance = mode_of(model, prior)
-    found = build_anchor(measured(records_of(model), 1e-3), prior, np.zeros(3)).posterior
+    found = fit_normal(measured(records_of(model), 1e-3), prior, np.zeros(3)).posterior
     off = np.linalg.solve(np.linalg.cholesky(covariance), found.mean - mode)
     assert np.linalg.norm(off) < within
     np.testing.assert_allclose(np.diag(found.covariance), np.diag(covariance), rtol=0.1)
@@ -277,7 +277,7 @@ def run_in_units(unit, seed, z=0.5):
         beta = pm.Normal("beta", 0, sds, shape=3)
         pm.Bernoulli("y", logit_p=pm.Data("X", x / sds) @ beta, observed=pm.Data("Y", y))
     prior = PublicLogDensity(ParameterSpace(model), FAST)
-    found = build_anchor(measured(records_of(model), z, seed), prior, np.zeros(3))
+    found = fit_normal(measured(records_of(model), z, seed), prior, np.zeros(3))
     r = found.posterior
     return r.mean / sds, r.covariance / np.outer(sds, sds), found.rounds
 
@@ -307,7 +307,7 @@ def test_what_noise_is_said_to_do_it_does():
     mode, _ = mode_of(model, prior)
     squares, shifts = [], []
     for seed in range(runs):
-        r = build_anchor(measured(records, 1.0, seed), prior, np.zeros(3)).posterior
+        r = fit_normal(measured(records, 1.0, seed), prior, np.zeros(3)).posterior
         # What was released moves the mode by this much, and what the law keeps of the prior does not show here.
         C = np.linalg.inv(r.exact)
         off = r.mean - mode
@@ -339,10 +339,10 @@ def test_few_records_that_tell_all_are_not_lost(what, epsilon):
         family="normal", draws=1, chains=1, epsilon=epsilon, delta=1e-5, model=few_tell(what)
     )
     z = step._z
-    exact = build_anchor(measured(step._curator._records, 1e-3), step.log_public, np.zeros(4))
+    exact = fit_normal(measured(step._curator._records, 1e-3), step.log_public, np.zeros(4))
     errors = []
     for seed in range(8):
-        r = build_anchor(
+        r = fit_normal(
             measured(step._curator._records, z, seed), step.log_public, np.zeros(4)
         ).posterior
         errors.append((r.mean - exact.posterior.mean) / np.sqrt(np.diag(r.covariance)))
@@ -406,7 +406,7 @@ def test_a_sampler_that_fails_loses_nothing(error, monkeypatch, caplog):
     def broken(*arguments, **keywords):
         raise error("no")
 
-    monkeypatch.setattr("pymc_dp.anchor.draws.pm.sample", broken)
+    monkeypatch.setattr("pymc_dp.surrogate.normal.draws.pm.sample", broken)
     step = dp.DPSurrogate(
         family="normal", draws=500, chains=1, epsilon=8.0, model=normal(), compile_kwargs=FAST
     )
@@ -435,7 +435,7 @@ def test_a_sampler_that_is_not_there_is_refused_before_anything_is_spent(monkeyp
 
 def test_a_search_that_is_cut_short_is_said_to_be_of_no_use(monkeypatch, caplog):
     """All of its budget is spent, and draws are of what was found."""
-    monkeypatch.setattr("pymc_dp.anchor.build._SEARCH", 0.0)
+    monkeypatch.setattr("pymc_dp.surrogate.normal.fit._SEARCH", 0.0)
     ledger = dp.PrivacyLedger(epsilon=8.0, delta=1e-5)
     step = dp.DPSurrogate(
         family="normal", draws=50, chains=1, epsilon=8.0, delta=1e-5, model=normal(), ledger=ledger, compile_kwargs=FAST
@@ -448,14 +448,14 @@ def test_a_search_that_is_cut_short_is_said_to_be_of_no_use(monkeypatch, caplog)
     assert np.isfinite(step._draws).all()
 
 
-@pytest.mark.parametrize("part", ["believe", "pooled_gradient", "posterior_of"])
+@pytest.mark.parametrize("part", ["estimate", "pooled_gradient", "posterior_of"])
 def test_noisy_equations_without_a_solution_return_the_prior_and_give_back_the_rest(
     part, monkeypatch, caplog
 ):
     def unsolvable(*arguments, **keywords):
         raise np.linalg.LinAlgError("Singular matrix")
 
-    monkeypatch.setattr(f"pymc_dp.anchor.build.{part}", unsolvable)
+    monkeypatch.setattr(f"pymc_dp.surrogate.normal.fit.{part}", unsolvable)
     ledger = dp.PrivacyLedger(epsilon=8.0, delta=1e-5)
     step = dp.DPSurrogate(
         family="normal", chains=1, draws=2000, epsilon=8.0, delta=1e-5, model=normal(), ledger=ledger, compile_kwargs=FAST
@@ -570,7 +570,7 @@ def test_a_record_that_overflows_tells_nothing(errors):
             assert np.geterr() == state
 
 
-def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
+def test_chains_in_processes_of_their_own_need_the_surrogate_first(monkeypatch):
     step = dp.DPSurrogate(
         family="normal", chains=1, draws=5, epsilon=5.0, model=normal(), compile_kwargs=FAST
     )
@@ -582,7 +582,7 @@ def test_chains_in_processes_of_their_own_need_the_anchor_first(monkeypatch):
 
 
 @pytest.mark.process
-def test_pymcs_own_entry_takes_processes_once_the_anchor_is_there(quiet):
+def test_pymcs_own_entry_takes_processes_once_the_surrogate_is_there(quiet):
     step = dp.DPSurrogate(
         family="normal", draws=10, chains=2, epsilon=8.0, model=normal(), compile_kwargs=FAST
     )

@@ -12,20 +12,20 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.likelihood.compiled import compile_model
-from pymc_dp.polynomial.basis import Basis, exponents, leverage, terms_of
-from pymc_dp.polynomial.chart import Chart
-from pymc_dp.polynomial.draws import draw_prior
-from pymc_dp.polynomial.ladder import Lost
-from pymc_dp.polynomial.looks import Design, balanced, draw_design
-from pymc_dp.polynomial.model import Found, Surrogate
-from pymc_dp.polynomial.queries import Image, Projection, SecondMoments
-from pymc_dp.polynomial.verdict import judge
-from pymc_dp.polynomial.walkers import Tempered, carried, moved
 from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.records.queries import is_acute
 from pymc_dp.records.sums import LocalRecords
+from pymc_dp.surrogate.polynomial.annealing import Lost
+from pymc_dp.surrogate.polynomial.basis import Basis, exponents, leverage, terms_of
+from pymc_dp.surrogate.polynomial.chart import Chart
+from pymc_dp.surrogate.polynomial.diagnosis import diagnose
+from pymc_dp.surrogate.polynomial.draws import draw_prior
+from pymc_dp.surrogate.polynomial.ensemble import Tempered, carried, moved
+from pymc_dp.surrogate.polynomial.evaluation import Design, balanced, draw_design
+from pymc_dp.surrogate.polynomial.model import Found, Surrogate
+from pymc_dp.surrogate.polynomial.queries import Image, Projection, SecondMoments
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 QUIET = {"cores": 1, "progressbar": False}
@@ -343,7 +343,7 @@ def test_where_nothing_can_be_made_of_releases_the_draws_are_the_priors(monkeypa
     def lost(*args, **keywords):
         raise Lost
 
-    monkeypatch.setattr("pymc_dp.steps.polynomial.build_surrogate", lost)
+    monkeypatch.setattr("pymc_dp.steps.polynomial.fit_polynomial", lost)
     model, _ = banana(n=100)
     with caplog.at_level(logging.WARNING, "pymc.dp"):
         step, measured = run(model, epsilon=1.0, delta=1e-4, draws=50)
@@ -395,7 +395,7 @@ def test_each_alarm_is_said(good, changed, kind):
     misfit, noise, limit = (changed.pop(name) for name in ("misfit", "noise", "limit"))
     now = found.surrogate.noise_over(found.surrogate.basis(points))
     surrogate = replace(found.surrogate, root=found.surrogate.root * noise / now, limit=limit)
-    said = judge(replace(found, surrogate=surrogate, **changed), points, misfit, 0.1)
+    said = diagnose(replace(found, surrogate=surrogate, **changed), points, misfit, 0.1)
     assert [note.kind for note in said.notes] == ([] if kind is None else [kind])
     assert said.usable == (kind is None)
     assert (said.privacy_shift is None) == (kind is not None)
@@ -447,7 +447,7 @@ def test_the_report_has_the_alarms(caplog):
 # -- the switch -------------------------------------------------------------------------------------
 
 
-def test_a_ring_is_left_to_the_polynomial_and_a_regression_to_the_anchor(caplog):
+def test_a_ring_is_left_to_the_polynomial_and_a_regression_to_the_normal_surrogate(caplog):
     with caplog.at_level(logging.CRITICAL, "pymc.dp"):
         _, curved = run(ring(), "auto", epsilon=4.0, draws=50)
         rng = np.random.default_rng(1)

@@ -8,11 +8,11 @@ import pytest
 from scipy import special
 
 import pymc_dp as dp
-from pymc_dp.anchor.part import OfPart, read_part
 from pymc_dp.compat import groups_of
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.records.queries import Gradient, Information, NormExceeds, Score
 from pymc_dp.records.sums import LocalRecords
+from pymc_dp.surrogate.normal.read_part import OfPart, read_part
 
 FAST = {"mode": "FAST_COMPILE"}
 GROUPS = 8

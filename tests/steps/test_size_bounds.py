@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pymc_dp.anchor.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
 from pymc_dp.privacy.histogram import PrivateHistogram, bin_counts
+from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
 
 SD = 40.0
 SMALL = 2.0**-8

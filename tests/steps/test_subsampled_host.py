@@ -34,13 +34,13 @@ STEPS = {
     ),
     "barker": (dp.DPBarker, {"batch_size": 30}, {"tempering": 0.2}, BarkerBatch(2.0, 30, 120)),
     "sgld": (
-        dp.comparators.DPSGLD,
+        dp.experimental.DPSGLD,
         {"noise_multiplier": 2.0},
         {"sampling_rate": 0.3},
         PoissonGaussian(2.0, accounted_rate(0.3)),
     ),
     "sgnht": (
-        dp.comparators.DPSGNHT,
+        dp.experimental.DPSGNHT,
         {"noise_multiplier": 2.0},
         {"sampling_rate": 0.3, "diffusion": 1.5},
         PoissonGaussian(2.0, accounted_rate(0.3)),
@@ -331,7 +331,7 @@ def patch_releases(monkeypatch, leak=0.0):
         return made_up(total, permit, None, bound)
 
     monkeypatch.setattr("pymc_dp.records.measurements.poisson_noisy_total", poisson)
-    monkeypatch.setattr("pymc_dp.steps.barker.noisy_batch_mean", batch_mean)
+    monkeypatch.setattr("pymc_dp.experimental.barker.noisy_batch_mean", batch_mean)
 
 
 def output_of(which, seed, caplog, capfd):

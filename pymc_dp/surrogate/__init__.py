@@ -1,0 +1,1 @@
+"""Released approximations of the log-likelihood, in three families: normal, hierarchical, polynomial."""

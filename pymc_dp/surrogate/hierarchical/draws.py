@@ -1,0 +1,375 @@
+r"""Draws of the law that evaluations leave: the exact prior, times a normal likelihood of ψ(θ), by any sampler.
+
+.. math:: p(\theta \mid \text{evaluations}) \propto p(\theta)\,
+    e^{-\frac12 u^\top K u + k^\top u}, \qquad u = \psi(\theta) - \psi_0
+
+Everything here is public: released numbers and the model without its observed variables. Entries of ψ that
+are normal given the rest of θ, as groups given their mean and scale, are written with noise that is standard
+normal given the rest *and* the law's own diagonal: non-centred where the law knows little of a group, centred
+where it knows much, and in between for those in between. So there is no funnel in either direction.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.pytensorf import rewrite_pregrad
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace, graph_replace
+from pytensor.tensor.random.basic import NormalRV
+from scipy.optimize import minimize
+
+from pymc_dp.compat import ancestors, lower_named_dims
+from pymc_dp.likelihood.parameters import ParameterSpace
+from pymc_dp.linalg import Vector, floored, inverse_root
+from pymc_dp.surrogate.hierarchical.evaluation import Shape
+from pymc_dp.surrogate.hierarchical.structured import Structured
+from pymc_dp.surrogate.normal.draws import draws_of
+
+_STEP = 1e-4
+"""Of a numerical second derivative."""
+_FLAT = 1e-6
+"""A prior precision, and a variance, that stands for none."""
+
+
+class Normal(NamedTuple):
+    """A free variable z of which a part of ψ is A + D z, entry by entry, z normal given the rest of θ.
+
+    Parameters
+    ----------
+    inside : slice
+        Where z is in θ.
+    places : ndarray of int
+        Where A + D z is in ψ.
+    A, D, mean, sd : Variable
+        Functions of θ without z, raveled; `mean` and `sd` are those of A + D z.
+    """
+
+    inside: slice
+    places: NDArray[np.int64]
+    A: Variable
+    D: Variable
+    mean: Variable
+    sd: Variable
+
+
+class Mode(NamedTuple):
+    """Where the law's density is highest.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (d,)
+    psi : ndarray, shape (n,)
+    prior_sds : ndarray, shape (n,)
+        Of the entries of ψ that are normal given the rest of θ, there; infinite for the others.
+    """
+
+    theta: Vector
+    psi: Vector
+    prior_sds: Vector
+
+
+class LawModel:
+    r"""The law's density in coordinates ζ that are about standard normal. Compiled once, for any numbers.
+
+    Parameters
+    ----------
+    parameters : ParameterSpace
+    theta : Variable, shape (d,)
+        That `psi` are functions of.
+    psi : sequence of Variable
+        φ, shape (p,), and tables, each of shape (groups, columns): one after the other, row by row, they
+        are ψ.
+    tables : sequence of list of Variable
+        What each table's columns are made of, in order.
+    shape : Shape
+        Of ψ.
+    compile_kwargs : mapping, optional
+        As for the likelihood.
+
+    Attributes
+    ----------
+    shape : Shape
+    common_sds : ndarray, shape (p,)
+        Of φ, about, in the prior.
+    table_names : list of str
+        Free variables that are as long as each table, or as its columns together.
+    """
+
+    def __init__(
+        self,
+        parameters: ParameterSpace,
+        theta: Variable,
+        psi: Sequence[Variable],
+        tables: Sequence[Sequence[Variable]],
+        shape: Shape,
+        compile_kwargs: Mapping[str, Any] | None = None,
+    ):
+        self.parameters, d = parameters, parameters.d
+        model = parameters.model
+        density = model.logp(vars=[*model.free_RVs, *model.potentials], sum=True)
+        (density,), at = parameters.join([density])
+        self.shape = shape
+        shapes = [(1, shape.p), *shape.tables]
+        n = shape.n
+        self._normals = _normals(parameters, theta, tables, shape.p)
+        self._whitened = np.zeros(d, bool)
+        for normal in self._normals:
+            self._whitened[normal.inside] = True
+        # Numbers in place of which others are put, of any shape: nothing is compiled twice.
+        numbers = {
+            "scale": np.ones(d), "origin": parameters.start, "centre": np.zeros(n),
+            "linear": np.zeros(n), "precision": np.zeros(n), "pull": np.zeros(n),
+            "U": np.zeros((n, 1)), "M": np.zeros((1, 1)),
+            "coupling": np.zeros((n, shape.p)), "common": np.zeros(shape.p),
+        }  # fmt: skip
+        for k, (groups, columns) in enumerate(shapes):
+            numbers[f"block_{k}"] = np.zeros((groups, columns, columns))
+        self._of_prior = numbers
+        self._numbers = {
+            name: pytensor.shared(x, name=name, shape=(None,) * x.ndim)
+            for name, x in numbers.items()
+        }
+        of = self._numbers
+        zeta = pt.vector("zeta", shape=(d,))
+        point, jacobian, prior_sds = of["origin"] + of["scale"] * zeta, pt.zeros(()), []
+        (common,) = clone_replace([psi[0]], {theta: point}, rebuild_strict=False)
+        if not self._is_apart(theta, psi[0]):
+            common = of["common"]
+        pull = of["pull"] - of["coupling"] @ (common - of["common"])
+        for normal in self._normals:
+            A, D, mean, sd = clone_replace(list(normal[2:]), {theta: point}, rebuild_strict=False)
+            own = of["precision"][normal.places]
+            precision = sd**-2 + own
+            best = mean / sd**2 + own * of["centre"][normal.places] + pull[normal.places]
+            z = (best / precision + zeta[normal.inside] / pt.sqrt(precision) - A) / D
+            jacobian -= pt.sum(pt.log(pt.abs(D)) + pt.log(precision) / 2)
+            point = pt.concatenate([point[: normal.inside.start], z, point[normal.inside.stop :]])
+            prior_sds.append(sd)
+        density, *seen = clone_replace(
+            [density, *psi], {theta: point, at: point}, rebuild_strict=False
+        )
+        u = pt.concatenate([part.ravel() for part in seen]) - of["centre"]
+        low = of["U"].T @ u
+        log_law = pt.dot(of["linear"], u) - pt.dot(low, of["M"] @ low) / 2
+        start = 0
+        for k, (groups, columns) in enumerate(shapes):
+            rows = u[start : start + groups * columns].reshape((groups, columns))
+            log_law -= ((of[f"block_{k}"] * rows[:, None, :]).sum(axis=2) * rows).sum() / 2
+            start += groups * columns
+        self._zeta, self._density = zeta, lower_named_dims(density) + jacobian + log_law
+        keywords = dict(compile_kwargs or {})
+        (own,) = clone_replace([self._density])  # rewriting changes the graph
+        own = rewrite_pregrad(own)
+        self._value = pm.compile([zeta], [own, pytensor.grad(own, zeta)], **keywords)
+        self._at = pm.compile([zeta], [point, u + of["centre"], *prior_sds], **keywords)
+        self.table_names = [
+            ", ".join(rv.name for rv in model.free_RVs if rv in whose)
+            for whose in (_as_long(parameters, sources) for sources in tables)
+        ]
+        self._start = np.zeros(d)
+        self._prior_sds = self._sds_at_start()
+        self.common_sds = self._prior_sds[: shape.p]
+
+    def _is_apart(self, theta: Variable, common: Variable) -> bool:
+        """Whether φ does not depend on what is whitened."""
+        function = pytensor.function([theta], common, mode="FAST_COMPILE", on_unused_input="ignore")
+        here = self.parameters.start
+        moved = here + self._whitened * np.random.default_rng(0).normal(size=len(here))
+        return np.array_equal(function(here), function(moved))
+
+    def _sds_at_start(self) -> Vector:
+        """Of ψ at the start, to first order in the free variables that are not whitened."""
+        variance, middle = np.zeros(self.shape.n), self._at(self._start)[1]
+        for j in map(int, np.flatnonzero(~self._whitened)):
+            curvature = self._curvatures(j)[j]
+            moved = self._start.copy()
+            moved[j] += _STEP
+            slope = (self._at(moved)[1] - middle) / _STEP
+            variance += slope**2 / (curvature if curvature > 0 else _FLAT)
+        return np.sqrt(np.maximum(variance, _FLAT))
+
+    def reset(self) -> None:
+        """Forget all laws: what is left is the prior."""
+        for name, x in self._of_prior.items():
+            self._numbers[name].set_value(x)
+        self._start = np.zeros(self.parameters.d)
+
+    def put(self, centre: Vector, linear: Vector, K: Structured) -> None:
+        r"""Take another law, of which the last mode is a first guess.
+
+        Parameters
+        ----------
+        centre, linear : ndarray, shape (n,)
+            :math:`\psi_0` and k.
+        K : Structured
+        """
+        of, own = self._numbers, K.diagonal
+        theta, psi, *_ = self._at(self._start)
+        # What the law says of an entry if all others, but φ, are where they were last.
+        pull, p = linear - K @ (psi - centre) + own * (psi - centre), self.shape.p
+        new = {
+            "centre": centre, "linear": linear, "U": K.U, "M": K.M, "pull": pull,
+            "coupling": K @ np.eye(len(own), p), "common": psi[:p],
+        }  # fmt: skip
+        for name, x in new.items():
+            of[name].set_value(x)
+        of["precision"].set_value(np.maximum(own, 0.0))
+        for k, block in enumerate(K.blocks):
+            of[f"block_{k}"].set_value(block)
+        of["origin"].set_value(np.where(self._whitened, 0.0, theta))
+        of["scale"].set_value(np.ones(len(theta)))
+        self._start = np.zeros(len(theta))
+        scale = np.ones(len(theta))
+        for j in map(int, np.flatnonzero(~self._whitened)):
+            curvature = self._curvatures(j)[j]
+            scale[j] = min(1 / math.sqrt(curvature), 1.0) if curvature > 0 else 1.0
+        of["scale"].set_value(scale)
+
+    def _curvatures(self, j: int) -> Vector:
+        """Minus the second derivatives in ζ_j and every entry of ζ."""
+        return (self._slope(j, -_STEP) - self._slope(j, _STEP)) / (2 * _STEP)
+
+    def _slope(self, j: int, step: float) -> Vector:
+        moved = self._start.copy()
+        moved[j] += step
+        return np.asarray(self._value(moved)[1])
+
+    def mode(self) -> Mode:
+        """Where the density in ζ is highest.
+
+        With groups in ζ, that is the mode of what the law says of the rest of θ without them, and the
+        groups' mean there: not where τ is 0.
+        """
+
+        def minus(zeta: Vector) -> tuple[float, Vector]:
+            value, slope = self._value(zeta)
+            ok = np.isfinite(value) and np.isfinite(slope).all()
+            return (-float(value), -slope) if ok else (1e300, np.zeros_like(zeta))
+
+        found = minimize(minus, self._start, jac=True, method="L-BFGS-B", options={"maxiter": 500})
+        self._start = np.asarray(found.x)
+        theta, psi, *sds = self._at(self._start)
+        prior_sds = self._prior_sds.copy()
+        for normal, sd in zip(self._normals, sds, strict=True):
+            prior_sds[normal.places] = sd
+        return Mode(theta, psi, prior_sds)
+
+    def drawn(self, rng: np.random.Generator, many: int) -> list[Vector]:
+        """ψ as drawn from the law: the normal entries given the rest, and that by its curvature at the last mode.
+
+        Hyperparameters at their mode would leave groups less spread than they are.
+        """
+        rest = np.flatnonzero(~self._whitened)
+        H = np.reshape([self._curvatures(int(j))[rest] for j in rest], (len(rest), len(rest)))
+        zetas = rng.standard_normal((many, len(self._start)))
+        # Coordinates are scaled: a curvature below 1 is that of a prior that is wider than a step should be.
+        root = inverse_root(floored((H + H.T) / 2, 1.0))
+        zetas[:, rest] = self._start[rest] + zetas[:, rest] @ root
+        return [np.asarray(self._at(zeta)[1]) for zeta in zetas]
+
+    def sample(self, draws: int, chains: int, seed: int, nuts_sampler: str = "pymc") -> Vector:
+        """Draws of θ, shape (chains, draws, d), by NUTS: of the law, exactly.
+
+        Parameters
+        ----------
+        draws, chains, seed : int
+        nuts_sampler : str
+            As for ``pm.sample``.
+        """
+
+        def log_density(zeta: Variable) -> Any:
+            # Cloned, ζ would be another.
+            return graph_replace([self._density], {self._zeta: zeta})[0]
+
+        zetas = draws_of(log_density, self._start, draws, chains, seed, nuts_sampler)
+        flat = [self._at(zeta)[0] for zeta in zetas.reshape(-1, zetas.shape[-1])]
+        return np.reshape(flat, zetas.shape)
+
+
+def _columns(source: Variable) -> int:
+    return math.prod(source.type.shape[1:])
+
+
+def _normals(
+    parameters: ParameterSpace, theta: Variable, tables: Sequence[Sequence[Variable]], p: int
+) -> list[Normal]:
+    """The free variables that tables are affine in, and that are normal."""
+    model, found = parameters.model, {}
+    slices, start = {}, 0
+    for rv in model.free_RVs:
+        size = math.prod(parameters.shapes[model.rvs_to_values[rv].name])
+        slices[rv] = slice(start, start + size)
+        start += size
+    first = p
+    for sources in tables:
+        columns = sum(map(_columns, sources))
+        groups, column = int(sources[0].type.shape[0]), 0
+        for source in sources:
+            width = _columns(source)
+            rows, these = np.arange(groups)[:, None], column + np.arange(width)
+            places = (first + rows * columns + these).ravel()
+            for rv in reversed(model.free_RVs):
+                if rv not in found and _could_be(parameters, rv, source):
+                    normal = _affine(parameters, rv, slices[rv], source, theta, places)
+                    if normal is not None:
+                        found[rv] = normal
+                        break
+            column += width
+        first += groups * columns
+    return [found[rv] for rv in model.free_RVs if rv in found]
+
+
+def _as_long(parameters: ParameterSpace, sources: Sequence[Variable]) -> set[Variable]:
+    model, shapes = parameters.model, {s.type.shape for s in sources}
+    return {
+        rv for rv in model.free_RVs if parameters.shapes[model.rvs_to_values[rv].name] in shapes
+    }
+
+
+def _could_be(parameters: ParameterSpace, rv: Variable, source: Variable) -> bool:
+    model = parameters.model
+    shape = parameters.shapes[model.rvs_to_values[rv].name]
+    return (
+        isinstance(rv.owner.op, NormalRV)
+        and model.rvs_to_transforms[rv] is None
+        and tuple(shape) == source.type.shape
+    )
+
+
+def _affine(
+    parameters: ParameterSpace,
+    rv: Variable,
+    inside: slice,
+    source: Variable,
+    theta: Variable,
+    places: NDArray[np.int64],
+) -> Normal | None:
+    size, model = len(places), parameters.model
+
+    def with_z(z: Variable) -> Variable:
+        moved = pt.concatenate([theta[: inside.start], z, theta[inside.stop :]])
+        return clone_replace([source], {theta: moved}, rebuild_strict=False)[0].ravel()
+
+    A = with_z(pt.zeros(size))
+    D = with_z(pt.ones(size)) - A
+    law = model.replace_rvs_by_values(list(rv.owner.op.dist_params(rv.owner)))
+    law, at = parameters.join([*law])
+    law = [lower_named_dims(v) for v in law]
+    if at in ancestors(law):
+        law = clone_replace(law, {at: theta}, rebuild_strict=False)
+    mean, sd = (pt.broadcast_to(v, source.type.shape).ravel() for v in law)
+    check = pytensor.function(
+        [theta], [source.ravel(), A + D * theta[inside], D], mode="FAST_COMPILE"
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        value, affine, slope = check(parameters.start + rng.normal(size=parameters.d))
+        if not (np.allclose(value, affine, rtol=1e-9, atol=1e-9) and np.all(slope != 0)):
+            return None
+    return Normal(inside, places, A, D, A + D * mean, pt.abs(D) * sd)

@@ -1,0 +1,74 @@
+"""Clipping bounds, from noisy counts of units by the size of what is to be clipped."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.histogram import PrivateHistogram
+
+BINS_PER_OCTAVE = 2
+"""With 4, noise in a bin counts for more, with 1 a bound may be 1.4 times too long: errors within .03 of these."""
+_PLAIN = 4.0
+"""In sds of the noise, a bin, or up to four together, that is seen: of 180 bins one run in a hundred has one of noise alone."""
+_TOGETHER = (1, 2, 3, 4)
+_FALL = 2**0.75
+"""Beyond, a bin has at most this part of the units of the one before: a density of sizes that falls as their cube, the
+heaviest tail whose sum of squares is finite with some room. With 2 errors are the same, with 1.2 bounds are 1.3 times as long."""
+_LEAST_END = 1.5
+"""Sizes are read at least up to this: in whitened coordinates most are 1/√n, and who is longer moves the posterior by an sd alone."""
+
+
+def pooled(histograms: Sequence[PrivateHistogram]) -> tuple[Vector, float]:
+    """Mean of counts of the same sizes, and the noise's standard deviation in it."""
+    weights = np.array([h.sd**-2.0 for h in histograms])
+    counts = sum(w * h.released for w, h in zip(weights, histograms, strict=True))
+    return np.asarray(counts / weights.sum()), float(weights.sum() ** -0.5)
+
+
+def size_exceeded_by(number: float, counts: Vector, sd: float) -> tuple[float, float]:
+    """The size that so many units exceed, and by how much they do on average, in parts of it.
+
+    Counts are taken as they are up to the last that stands out of the noise. Past it they fall, as the isotonic fit to
+    them says and by :data:`_FALL` a bin at least: noise alone is no tail.
+
+    Parameters
+    ----------
+    number : float
+    counts : ndarray, shape (bins,)
+        From :data:`BINS_PER_OCTAVE` bins an octave.
+    sd : float
+        Of the noise in each.
+    """
+    edges = PrivateHistogram.edges(BINS_PER_OCTAVE)
+    counts = counts.copy()
+    counts[0] = 0  # units without size tell nothing of the others'
+    last = int(np.argmax(counts))
+    counts = counts[: max(last + 2, int(np.searchsorted(edges, _LEAST_END)))]
+    upto = np.concatenate([[0.0], np.cumsum(counts)])
+    for width in _TOGETHER:
+        seen = np.flatnonzero(upto[width:] - upto[:-width] > _PLAIN * sd * math.sqrt(width))
+        last = max([last, *seen[-1:]])
+    c = np.concatenate([counts[: last + 1], _falling(counts[last:])[1:]])
+    above, k = np.cumsum(c[::-1])[::-1], len(c) - 1
+    while k > 0 and above[k] < number:
+        k -= 1
+    part = float(np.clip((above[k] - number) / max(c[k], 1e-9), 0, 1))
+    ratio = 2 ** (1 / BINS_PER_OCTAVE)
+    size, middle = float(edges[k] * ratio**part), edges[: len(c)] * math.sqrt(ratio)
+    excess = float(np.maximum(c[k + 1 :], 0) @ (middle[k + 1 :] / size - 1))
+    excess += max(c[k], 0) * (1 - part) * (edges[k] * ratio / size - 1) / 2
+    return size, min(excess / max(number, 1e-9), 1.0)
+
+
+def _falling(counts: Vector) -> Vector:
+    """Weighted isotonic fit of counts that fall by a factor of :data:`_FALL` a bin at least; none is negative."""
+    blocks: list[list[float]] = []
+    for k, count in enumerate(counts):
+        blocks.append([count * _FALL**k, _FALL ** (-2 * k), 1])
+        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
+            (v, w, many), (u, x, others) = blocks.pop(), blocks.pop()
+            blocks.append([(v * w + u * x) / (w + x), w + x, many + others])
+    fit = np.concatenate([[max(value, 0.0)] * int(many) for value, _, many in blocks])
+    return np.asarray(fit * _FALL ** -np.arange(len(counts)))

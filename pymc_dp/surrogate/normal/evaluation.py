@@ -1,0 +1,193 @@
+r"""Noisy score and information at a place, in coordinates in which the posterior is about white.
+
+The *whitening matrix* V is invertible and public: in its coordinates a unit's score is :math:`V^\top \nabla\ell_i`, clipped in norm
+there, so that noise is the same in all of its directions. White, :math:`V V^\top = P^{-1}` with P the posterior's precision,
+it hurts all parameters alike.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dp.linalg import Vector, as_matrix
+from pymc_dp.privacy.histogram import PrivateHistogram
+from pymc_dp.records.measurements import Measurements
+from pymc_dp.records.queries import Gradient, Information, Score
+from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
+
+_BEYOND = 6.0
+"""So many times √d/μ units are longer than their bound, μ that of the sum: there noise and what is clipped balance.
+With 3 errors are 1.1 times as large, with 12 too."""
+_BEYOND_INFORMATION = 1.0
+"""The same of information, where all that is clipped points in one direction."""
+_OF_CLIPPED = 0.3
+"""Part of what the bound clips that may be biased: centring takes off the rest as far as the model is right."""
+_OF_SCORES = 0.6
+"""Of a share for sizes, the part for those of scores; the rest is for those of information."""
+_SEEN = 4.75
+"""In sds of the noise, the window of bins that is seen. Of 160 bins, five widths and ten parameters noise alone makes one run
+in two hundred see one; with 3.5 for single bins it was one in four, and a parameter in units 2^20 times off was lost."""
+_BESIDE, _NEARBY = 3.0, 8
+"""Bins so near to it are counted in if they stand out by this."""
+_WINDOWS = (1, 2, 4, 8, 16)
+_WITHOUT_SIZE = 20
+"""First bins, of sizes below 2^-50: parameters that no record tells of."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a share is divided: sizes, scores, information.
+
+    `room` is noise in the information, times √d, that needs not be less: its bound is as long as that allows, for units
+    that are so few that counts do not show them.
+    """
+
+    sizes: float
+    scores: float
+    information: float
+    room: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    r"""Answers of the records at a place, in whitened coordinates. Nothing in it is private.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (d,)
+    V : ndarray, shape (d, d)
+    bound : float
+        b, of scores.
+    score : ndarray, shape (d,)
+        Sum of :class:`~pymc_dp.records.queries.Score`.
+    noise, sd : float
+        Standard deviation of the noise in each entry of it, and that with what clipping may have taken.
+    information, kept : ndarray, shape (d, d)
+        Sums of :class:`~pymc_dp.records.queries.Information`.
+    information_sd : float
+        Of the noise on the diagonals; √½ of it elsewhere.
+    largest : float
+        Information of a unit, beyond which there are next to none.
+    sizes, sizes_of_information : tuple of PrivateHistogram
+        What bounds were chosen by.
+    """
+
+    theta: Vector
+    V: Vector
+    bound: float
+    score: Vector
+    noise: float
+    sd: float
+    information: Vector
+    kept: Vector
+    information_sd: float
+    largest: float
+    sizes: tuple[PrivateHistogram, ...]
+    sizes_of_information: tuple[PrivateHistogram, ...]
+
+
+class Evaluator:
+    """What all queries of a run have in common.
+
+    Parameters
+    ----------
+    measure : Measurements
+    n_units : float
+        About.
+    tempering : float
+        T.
+    """
+
+    def __init__(self, measure: Measurements, n_units: float, tempering: float):
+        self.measure, self.n_units, self._tempering = measure, n_units, tempering
+        self.mu = 1 / measure.multiplier(1.0)
+
+    def at(
+        self,
+        theta: Vector,
+        V: Vector,
+        share: float,
+        parts: Parts,
+        before: Evaluation | None = None,
+        least: float = 0.0,
+    ) -> Evaluation:
+        """Ask for everything at a place.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (d,)
+        V : ndarray, shape (d, d)
+        share : float
+        parts : Parts
+        before : Evaluation, optional
+            Of a place so near that sizes are about the same: its histograms are counted in.
+        least : float
+            A bound that scores need at least.
+        """
+        d, T, measure = len(theta), self._tempering, self.measure
+        of_sizes = share * parts.sizes
+        for_scores, for_information = share * parts.scores, share * parts.information
+
+        plain = Gradient(theta, V, T)
+        sizes = (
+            *(before.sizes if before else ()),
+            measure.histogram(plain, _OF_SCORES * of_sizes, BINS_PER_OCTAVE),
+        )
+        number = self._number(_BEYOND, d, for_scores)
+        b, excess = size_exceeded_by(number, *pooled(sizes))
+        b = max(b, least)
+        score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
+        clipped = _OF_CLIPPED * number * excess * b / math.sqrt(d)
+
+        of = Information(theta, V, b, T)
+        sizes_of_information = (
+            *(before.sizes_of_information if before else ()),
+            measure.histogram(of, (1 - _OF_SCORES) * of_sizes, BINS_PER_OCTAVE),
+        )
+        number = self._number(_BEYOND_INFORMATION, d, for_information)
+        largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
+        # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
+        for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information))
+        C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
+        packed, information_sd = measure.sum(of, C, for_information)
+        information, kept = (as_matrix(half, d) for half in np.split(packed, 2))
+        return Evaluation(
+            theta, V, b, score, noise, math.hypot(noise, clipped), information, kept, information_sd, largest, sizes,
+            sizes_of_information,
+        )  # fmt: skip
+
+    def _number(self, beyond: float, d: int, share: float) -> float:
+        return min(beyond * math.sqrt(d) / (self.mu * math.sqrt(share)), self.n_units / 3)
+
+    def squares(self, theta: Vector, share: float) -> Vector:
+        """Sums of the squares of units' scores in every parameter, shape (d,); 0 where nothing stands out of the noise.
+
+        By a histogram for each: what units parameters are in, before anything else is known.
+        """
+        d = len(theta)
+        edges = PrivateHistogram.edges(BINS_PER_OCTAVE)
+        squares = edges[:-1] * edges[1:]
+        found = []
+        for e in np.eye(d):
+            of = Gradient(theta, np.outer(e, e), self._tempering)
+            histogram = self.measure.histogram(of, share / d, BINS_PER_OCTAVE)
+            counts, seen = histogram.released, _seen(histogram.released, histogram.sd)
+            found.append(max(float(counts[seen] @ squares[seen]), 0.0))
+        return np.array(found)
+
+
+def _seen(counts: Vector, sd: float) -> Vector:
+    """Which bins hold units: the window that stands out most, and what stands out beside it; none if none does."""
+    counts = counts.copy()
+    counts[:_WITHOUT_SIZE] = 0
+    upto, best = np.concatenate([[0.0], np.cumsum(counts)]), _SEEN
+    seen, places = np.zeros(len(counts), dtype=bool), np.arange(len(counts))
+    for width in _WINDOWS:
+        z = (upto[width:] - upto[:-width]) / (sd * math.sqrt(width))
+        k = int(np.argmax(z))
+        if z[k] > best:
+            best = float(z[k])
+            beside = (places >= k - _NEARBY) & (places < k + width + _NEARBY)
+            seen = (beside & (counts > _BESIDE * sd)) | ((places >= k) & (places < k + width))
+    return np.asarray(seen)

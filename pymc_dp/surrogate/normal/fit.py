@@ -1,0 +1,222 @@
+"""A normal surrogate in one loop: ask at a place, go to the mean of the law of all answers, ask again."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dp.likelihood.prior import LogPrior
+from pymc_dp.linalg import Vector, floored, positive, symmetric
+from pymc_dp.records.measurements import Measurements
+from pymc_dp.surrogate.normal.estimates import (
+    Estimate,
+    estimate,
+    pooled_gradient,
+    root_trace,
+    whitening,
+)
+from pymc_dp.surrogate.normal.evaluation import Evaluation, Evaluator, Parts
+from pymc_dp.surrogate.normal.law import Law, Posterior, posterior_of
+from pymc_dp.surrogate.normal.model import NormalSurrogate
+
+OF_COUNT = 1e-4
+"""Share of the number of units, where that is private: it sets scales only."""
+_OF_UNITS = 0.01
+"""Share of the units of parameters, at the start."""
+_SEARCH = 0.4
+"""Share from which on the search is broken off."""
+_QUERY = 0.005, 0.03
+"""Range of the share of a query on the way. Up to .06: errors 1.4 times as large, as there are fewer of them."""
+_RECORDS_TOLD = 18e3
+"""(nμ)² times the first share: about the mean of that range at n = 10,000 and ε = 1."""
+_ON_THE_WAY = Parts(sizes=0.2, scores=0.5, information=0.3, room=0.2)
+"""With (.3, .4, .3) errors are 1.1 times as large, with (.2, .3, .5) the same; without room .5 % of the records that alone
+tell of a parameter are lost, and with room .1 now and then, with .4 errors are 1.1 times as large."""
+_LAST = Parts(sizes=0.05, scores=0.83, information=0.12, room=0.05)
+_RADIUS = 4.0
+"""Nats by which a step may change a record's log-likelihood at first. Doubled where the gradient was as predicted, halved
+where it was not."""
+_LEAST_RADIUS = 1.0
+_PRIOR_SDS = 2.0
+"""No step is longer, in the prior's sds of any parameter: towards small scales a Newton step is many times too long."""
+_NEAR = 2.5
+"""A step is short if it is less than this, in sds of what noise makes of one, or of the posterior's."""
+_KNOWN = 2.0
+"""Noise in a step from which on its place is known, in posterior sds per parameter."""
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """What the law said of the place it led to: slope of the posterior, and what might be off in it."""
+
+    slope: Vector
+    S: Vector
+    length: float
+    noise: float
+
+
+class _Run:
+    """What is known so far."""
+
+    def __init__(
+        self, measure: Measurements, log_public: LogPrior, start: Vector, tempering: float
+    ):
+        n, sd = measure.units(OF_COUNT)
+        self.n = max(n, sd, 1.0)
+        self.measure, self.log_public, self.start = measure, log_public, start
+        self.evaluator = Evaluator(measure, self.n, tempering)
+        self.of_prior = np.maximum(-np.diag(log_public.hessian(start)), 1e-12)
+        self.theta = start.copy()
+        self.P = np.diag(np.maximum(self.of_prior, self.evaluator.squares(start, _OF_UNITS)))
+        self.estimates: list[Estimate] = []
+        self.radius, self.arrived, self.surprise = _RADIUS, False, math.nan
+        self.off = np.zeros(len(start))
+        self._predicted: _Predicted | None = None
+        self._near: Evaluation | None = None
+        self.share = float(np.clip(_RECORDS_TOLD / (self.evaluator.mu * self.n) ** 2, *_QUERY))
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the rest is for the last query."""
+        return self.arrived or self.measure.spent > min(_SEARCH, 1 - 2 * self.share)
+
+    def ask(self, last: bool) -> Posterior:
+        """One query, and the posterior given all of them; sets :attr:`theta` to where it leads."""
+        theta, d, prior = self.theta, len(self.theta), self.log_public
+        share, parts = (1 - self.measure.spent, _LAST) if last else (self.share, _ON_THE_WAY)
+        V = whitening(self.P)
+        least = self.estimates[-1].bound_in(V) if self.estimates else 0.0
+        at = self.evaluator.at(theta, V, share, parts, self._near, least)
+        self.estimates.append(estimate(at, self.estimates, prior, self.n, last))
+        now, slope = self.estimates[-1], prior.gradient(theta)
+        self.P = now.P
+        gradient, S = pooled_gradient(self.estimates)
+        inverse = np.linalg.inv(at.V)
+        J = symmetric(inverse.T @ positive(symmetric(at.V.T @ now.J @ at.V)) @ inverse)
+        r = posterior_of(Law(theta, gradient, J, S), prior, theta)
+        step = r.mean - theta
+        self._check(now, slope)
+        length = math.sqrt(max(float(step @ now.P @ step), 0.0))
+        nats = math.sqrt(at.largest) * float(np.linalg.norm(inverse @ step))
+        if last:
+            before = self._predicted.noise if self._predicted else 0.0
+            self.arrived = self._good and length < _NEAR * math.hypot(before, math.sqrt(d))
+            law = Law(theta, gradient, J, S + now.of_curvature(step))
+            return posterior_of(law, prior, theta)
+
+        of_prior = float(np.max(np.abs(step) * np.sqrt(self.of_prior)))
+        part = min(1.0, self.radius / max(nats, 1e-300), _PRIOR_SDS / max(of_prior, 1e-300))
+        moved = theta + part * step
+        noise = root_trace(np.linalg.solve(now.P, S))
+        self._predicted = _Predicted(
+            gradient - part * J @ step + prior.gradient(moved), S, length, noise
+        )
+        self.theta = moved
+        near = part == 1 and length < _NEAR * math.hypot(noise, math.sqrt(d))
+        self._near = at if near and len(self.estimates) > 1 else None
+        self.arrived = now.resolved and self._good and near and noise < _KNOWN * math.sqrt(d)
+        # As dear as makes its noise a quarter of how far it is from there, which is not known to a fifth.
+        rest = math.hypot(root_trace(now.P @ r.covariance), (1 - 0.8 * part) * length)
+        wanted = now.noise * math.sqrt(share) / max(math.sqrt(d), rest / 4)
+        self.share = float(np.clip(wanted**2 / parts.scores, *_QUERY))
+        return r
+
+    def _check(self, now: Estimate, slope: Vector) -> None:
+        """Compare what was found with what was predicted, and trust the law further or less far."""
+        self._good = False
+        if self._predicted is None:
+            return
+        d, before = len(slope), self._predicted
+        off = now.gradient + slope - before.slope
+        miss = math.sqrt(max(float(off @ np.linalg.solve(now.P, off)), 0.0))
+        noise = math.hypot(root_trace(np.linalg.solve(now.P, now.S)), before.noise)
+        self._good = miss <= max(before.length / 2, 2 * noise)
+        self.radius = 2 * self.radius if self._good else max(self.radius / 2, _LEAST_RADIUS)
+        self.surprise = math.sqrt(max(float(off @ np.linalg.solve(now.S + before.S, off)), 0.0) / d)
+        self.off = np.linalg.solve(now.P, off) / np.sqrt(np.diag(np.linalg.inv(now.P)))
+
+    def surrogate(self, r: Posterior) -> NormalSurrogate:
+        """All that was found."""
+        last = self.estimates[-1].at
+        return NormalSurrogate(
+            posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=last.largest, surprise=self.surprise,
+            off=self.off, improbable=self._improbable(r.mean), rounds=len(self.estimates) - 1, arrived=self.arrived,
+        )  # fmt: skip
+
+    def _improbable(self, theta: Vector) -> Vector:
+        """What the prior would gain if a parameter were back at the start."""
+        here = self.log_public(theta)
+        back = np.where(np.eye(len(theta), dtype=bool), self.start, theta)
+        return np.array([self.log_public(moved) - here for moved in back])
+
+
+def fit_normal(
+    measure: Measurements,
+    log_public: LogPrior,
+    start: Vector,
+    *,
+    tempering: float = 1.0,
+    watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> NormalSurrogate:
+    """Find out what a budget allows to be known of a posterior.
+
+    Parameters
+    ----------
+    measure : Measurements
+        Asked for everything that is known of data, and spent afterwards.
+    log_public : LogPrior
+    start : ndarray, shape (d,)
+        Where the search begins; public.
+    tempering : float
+        T.
+    watch : callable, optional
+        Told after every query of the search how many there were, and once it has arrived what that says. It may raise,
+        and the rest is not spent here.
+    on_progress : callable, optional
+        Told what is being done. Gets public text only.
+
+    Returns
+    -------
+    NormalSurrogate
+
+    Notes
+    -----
+    **Releases**, each of a function of one unit's record and of earlier releases: histograms of the sizes of
+    :class:`~pymc_dp.records.queries.Gradient` and :class:`~pymc_dp.records.queries.Information`, sums of
+    :class:`~pymc_dp.records.queries.Score` and of the latter; see
+    :class:`~pymc_dp.records.measurements.Measurements` for their sensitivities. **Guarantee**: together one
+    Gaussian release of the budget's multiplier.
+    """
+    try:
+        on_progress("finding the parameters' units")
+        run = _Run(measure, log_public, start, tempering)
+        while not run.must_end:
+            r = run.ask(last=False)
+            rounds = len(run.estimates)
+            on_progress(f"query {rounds} on the way to the mode")
+            watch(rounds, r if run.arrived else None)
+        on_progress("the last query, with all that is left")
+        r = run.ask(last=True)
+        return run.surrogate(r)
+    except (np.linalg.LinAlgError, OverflowError):  # of released numbers
+        return nothing(log_public, start)
+
+
+def nothing(log_public: LogPrior, start: Vector) -> NormalSurrogate:
+    """The prior, for all that was learnt."""
+    d, zero = len(start), np.zeros((len(start),) * 2)
+    law, Λ = Law(start, np.zeros(d), zero, zero), -log_public.hessian(start)
+    # Not at the prior's mode: a funnel has none.
+    r = Posterior(law, start, floored(Λ, 1e-12), positive(Λ, 1e-12), Λ)
+    return NormalSurrogate(
+        posterior=r, V=np.eye(d), gradient_clip=math.nan, hessian_clip=math.nan, surprise=math.nan, off=np.zeros(d),
+        improbable=np.zeros(d), rounds=0, arrived=False,
+    )  # fmt: skip
+
+
+def prior_scales(log_public: LogPrior, start: Vector) -> Vector:
+    """Standard deviations of the prior, about, of every parameter; 1 where it has none."""
+    precision = -np.diag(log_public.hessian(start))
+    return np.where(precision > 0, 1 / np.sqrt(np.maximum(precision, 1e-300)), 1.0)

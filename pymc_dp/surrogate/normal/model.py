@@ -1,0 +1,54 @@
+"""What a fit of the normal surrogate gives."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dp.linalg import Vector
+from pymc_dp.surrogate.normal.law import Posterior
+
+
+@dataclass(frozen=True)
+class NormalSurrogate:
+    r"""What a run's evaluations have found out. Nothing in it is private.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        Given what was released, approximately; its law is what draws are made from.
+    V : ndarray, shape (d, d)
+        The last evaluation's whitening matrix.
+    gradient_clip, hessian_clip : float
+        b and C of the last evaluation, in its coordinates.
+    surprise : float
+        Root mean square of the last gradient, where the earlier evaluations say it should be, in sds of what noise
+        explains, per parameter: about 1 if all is well.
+    off : ndarray, shape (d,)
+        How far the last evaluation says that the earlier ones were off, in every parameter's sd.
+    improbable : ndarray, shape (d,)
+        Nats that the prior would gain if a parameter were back at the start, and the others where they are.
+    rounds : int
+        Steps to the mode.
+    arrived : bool
+        Whether the search ended near it, as far as it could tell.
+    """
+
+    posterior: Posterior
+    V: Vector
+    gradient_clip: float
+    hessian_clip: float
+    surprise: float
+    off: Vector
+    improbable: Vector
+    rounds: int
+    arrived: bool
+
+    @property
+    def privacy_shift(self) -> float:
+        """How far noise has moved the posterior, in its standard deviations per parameter."""
+        return self.posterior.privacy_shift
+
+    @property
+    def unlearnt(self) -> Vector:
+        """Variance of every parameter over the prior's, shape (d,)."""
+        return np.minimum(self.posterior.of_prior, 1.0)
