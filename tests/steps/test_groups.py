@@ -24,7 +24,7 @@ from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.law import GroupLaw
 from pymc_dp.surrogate.hierarchical.shrinkage import shrunk_positive, shrunk_ratios
 from pymc_dp.surrogate.hierarchical.structured import Structured
-from pymc_dp.surrogate.normal import groups
+from pymc_dp.surrogate.hierarchical import fit
 
 FAST = {"mode": "FAST_COMPILE"}
 N, M, P = 120, 7, 2
@@ -583,7 +583,7 @@ def test_next_to_nothing_learnt_is_said(caplog):
     assert "alpha" in caplog.text
 
 
-def test_a_look_that_leads_nowhere_returns_the_prior(monkeypatch, caplog):
+def test_a_query_that_leads_nowhere_returns_the_prior(monkeypatch, caplog):
     k, X, y, _ = grouped(n=400)
     with grouped_model(k, X, y):
         step = dp.DPSurrogate(draws=10, chains=1, epsilon=1.0, compile_kwargs=FAST)
@@ -591,7 +591,7 @@ def test_a_look_that_leads_nowhere_returns_the_prior(monkeypatch, caplog):
     def lost(self, information):
         raise SearchLost("evaluation 1 led nowhere")
 
-    monkeypatch.setattr(groups._Run, "_think", lost)
+    monkeypatch.setattr(fit._Run, "_think", lost)
     with caplog.at_level("WARNING", logger="pymc.dp"):
         step.release()
     assert "evaluation 1 led nowhere" in caplog.text
