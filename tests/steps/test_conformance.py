@@ -188,7 +188,7 @@ class TestFamily:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_errors_are_as_large_as_is_said(family, neighbours):
     """Over many noises: the mean's error is `privacy_shift` posterior sds in every parameter, or less."""
-    scales, (true, width), squares = FAMILIES[family]()[1], exact(family), []
+    scales, (true, _), squares = FAMILIES[family]()[1], exact(family), []
     for seed in range(40):
         step = run(family, neighbours, epsilon=1.0, seed=seed)
         if step.diagnostics.usable:

@@ -20,11 +20,11 @@ from pymc_dp.records.grouped import GroupGradient, GroupHessian, Preconditioner
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups, law_model
+from pymc_dp.surrogate.hierarchical import fit
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.law import GroupLaw
 from pymc_dp.surrogate.hierarchical.shrinkage import shrunk_positive, shrunk_ratios
 from pymc_dp.surrogate.hierarchical.structured import Structured
-from pymc_dp.surrogate.hierarchical import fit
 
 FAST = {"mode": "FAST_COMPILE"}
 N, M, P = 120, 7, 2
