@@ -7,10 +7,10 @@ import logging
 import sys
 import warnings
 from collections.abc import Mapping
+from importlib.metadata import version
 from types import FrameType
 from typing import Any, NamedTuple
 
-import arviz as az
 import pytensor
 import xarray as xr
 from pymc.distributions.multivariate import LKJCorrRV, _LKJCholeskyCovRV
@@ -34,7 +34,8 @@ except ImportError:  # PyTensor 2
     from pytensor.graph.basic import ancestors, graph_inputs, io_toposort
 
 # From ArviZ 1 on, pm.sample returns an xarray.DataTree.
-HAS_INFERENCE_DATA = az.__version__.startswith("0.")
+# ArviZ 1.x takes longer to import than PyMC, which does without it until there are draws.
+HAS_INFERENCE_DATA = version("arviz").startswith("0.")
 
 __all__ = [
     "CHAIN_START",
@@ -214,8 +215,11 @@ def groups_of(result: Any) -> dict[str, xr.Dataset]:
     """
     if isinstance(result, xr.DataTree):
         return {name: node.to_dataset() for name, node in result.children.items()}
-    if HAS_INFERENCE_DATA and isinstance(result, az.InferenceData):
-        return {name: result[name] for name in result.groups()}
+    if HAS_INFERENCE_DATA:
+        import arviz as az
+
+        if isinstance(result, az.InferenceData):
+            return {name: result[name] for name in result.groups()}
     raise TypeError(
         f"Expected what `pm.sample` returns (InferenceData or DataTree). Found {type(result)}."
     )
@@ -241,12 +245,16 @@ def from_groups(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any], like
 def read_netcdf(path: Any) -> Any:
     """A saved sampling result, as the type that this line's ``pm.sample`` returns."""
     if HAS_INFERENCE_DATA:
+        import arviz as az
+
         return az.InferenceData.from_netcdf(path)
     return xr.open_datatree(path, engine="h5netcdf")
 
 
 def psis(log_weights: Any) -> tuple[Any, float]:
     """Pareto-smoothed log-weights that sum to one, and the k of the fitted tail."""
+    import arviz as az
+
     if HAS_INFERENCE_DATA:
         smoothed, k = az.psislw(log_weights)
         return smoothed, float(k)
@@ -260,6 +268,8 @@ def summary(result: Any, **keywords: Any) -> Any:
     ArviZ 0.x rounds to decimals, ArviZ 1.x formats to text; small standard deviations are what a
     private posterior is about, so neither is wanted; nor is what it logs of a single chain.
     """
+    import arviz as az
+
     log = logging.getLogger("arviz" if HAS_INFERENCE_DATA else "arviz_stats")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -12,7 +12,7 @@ import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 from pymc.distributions.custom import CustomDistRV
 from pymc.distributions.simulator import SimulatorRV
-from scipy import stats
+from scipy import special
 
 from pymc_dp.assessment.paid import OwnRecords, Payment
 from pymc_dp.assessment.predictive import posterior_and_model
@@ -85,7 +85,7 @@ class PredictionChecks:
         By a t distribution, as replicates are few. Near 0 or near 1 the model does not describe the people.
         """
         J = self.replicated.shape[1]
-        return np.asarray(stats.t.sf((self.observed - self.mean) / self.sd, J - 1))
+        return np.asarray(special.stdtr(J - 1, (self.mean - self.observed) / self.sd))
 
     @property
     def rows(self) -> list[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.random import basic as rv
-from scipy import special, stats
+from scipy import special
 
 
 class Family(NamedTuple):
@@ -52,10 +52,10 @@ def _color(z: Any, m: Any, covariance: Any) -> Any:
 
 FAMILIES: dict[type, Family] = {
     rv.NormalRV: _location_scale(special.ndtri),
-    rv.LaplaceRV: _location_scale(stats.laplace.ppf),
+    rv.LaplaceRV: _location_scale(lambda u: np.where(u < 0.5, np.log(2 * u), -np.log(2 * (1 - u)))),
     rv.LogisticRV: _location_scale(special.logit),
     rv.GumbelRV: _location_scale(lambda u: -np.log(-np.log(u))),
-    rv.CauchyRV: _location_scale(stats.cauchy.ppf),
+    rv.CauchyRV: _location_scale(lambda u: np.tan(np.pi * (u - 0.5))),
     rv.HalfNormalRV: _location_scale(lambda u: special.ndtri((1 + u) / 2)),
     rv.StudentTRV: Family(
         lambda x, _, m, s: (x - m) / s,

@@ -15,7 +15,6 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.random import basic as rv
 from pytensor.tensor.random.op import RandomVariable
 from scipy import special
-from scipy.stats import qmc
 
 from pymc_dp.compat import ancestors, graph_inputs
 from pymc_dp.exceptions import UnsupportedModelError
@@ -114,6 +113,8 @@ class Record:
             return np.zeros((1, 0))
         if d == 1:
             return self.noise((np.arange(count) + 0.5)[:, None] / count)
+        from scipy.stats import qmc  # which takes as long to import as PyMC
+
         u = qmc.Sobol(d, rng=np.random.default_rng(seed)).random(count)
         z = self.noise(np.clip(u, 1e-12, 1 - 1e-12))
         normal = np.repeat([v.family is not None and v.family.quantile is special.ndtri

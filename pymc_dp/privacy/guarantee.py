@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
-from scipy.stats import norm
+from scipy.special import ndtr, ndtri
 
 from pymc_dp.privacy.accounting import composed_epsilon, gaussian_mu
 from pymc_dp.privacy.events import (
@@ -70,7 +70,7 @@ def told_apart(epsilon: float, delta: float, releases: Sequence[Event]) -> float
     ]
     gaussians = [e for e in releases if isinstance(e, Gaussian)]
     if gaussians and len(gaussians) == len(releases):
-        bounds.append(float(norm.cdf(norm.ppf(FALSE_ALARMS) + gaussian_mu(gaussians))))
+        bounds.append(float(ndtr(ndtri(FALSE_ALARMS) + gaussian_mu(gaussians))))
     return min(1.0, *bounds)
 
 

@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pymc.step_methods.state import dataclass_state
 from pymc.step_methods.step_sizes import StepSizeState
-from scipy.stats.qmc import Halton
 
 from pymc_dp.checks import fraction, positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
@@ -341,6 +340,8 @@ class DPHMC(PrivateStep):
 
     def _jittered(self, step_size: float) -> float:
         if self._jitter is None or self._jitter[0] != self.jitter_seed:
+            from scipy.stats.qmc import Halton  # which takes as long to import as PyMC
+
             sequence = Halton(1, scramble=True, rng=self.jitter_seed).random(self.iterations)
             self._jitter = self.jitter_seed, sequence[:, 0]
         return step_size * (1 + _JITTER * (2 * float(self._jitter[1][self.used - 1]) - 1))
