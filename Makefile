@@ -35,6 +35,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_docstrings.py
 
 docs: $(VENV)/.ready-docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
