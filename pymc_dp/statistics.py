@@ -25,6 +25,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class RecordSum(OpFromGraph):
     """Sum over axis 0 that says of itself that axis 0 holds the records.
 

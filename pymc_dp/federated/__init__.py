@@ -13,3 +13,7 @@ from pymc_dp.federated.penalty import FederatedPenalty
 from pymc_dp.federated.surrogate import Surrogate, find_surrogate
 
 __all__ = ["FederatedPenalty", "Owner", "Surrogate", "find_surrogate"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
