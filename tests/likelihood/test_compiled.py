@@ -156,7 +156,7 @@ def test_it_is_taken_wherever_a_model_is(model, quiet):
     ],
 )
 def test_what_is_no_model_is_refused(take):
-    with pytest.raises(dp.PrivacyConfigurationError, match="`model` must be .* Found str"):
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"`model` must be .* Found str"):
         take("model")
 
 
