@@ -3,6 +3,7 @@
 #   make quick      the tests that take seconds: on every save
 #   make test       the tests, but for the long versions of some: before every commit
 #   make test-nightly   all of them
+#   make coverage   what `make test` runs of the package, line by line
 #   make notebooks  the tutorials, run from start to end
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests go to whoever is free; those of one file stay together for as long as nobody is idle.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo quick test test-nightly lint docs notebooks benchmarks dist clean
+.PHONY: demo quick test test-nightly coverage lint docs notebooks benchmarks dist clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m pymc_dp.demo
@@ -26,10 +27,15 @@ test: $(VENV)/.ready
 test-nightly: $(VENV)/.ready
 	$(PYTEST)
 
+# Of some tests: make coverage TESTS=tests/privacy
+coverage: $(VENV)/.ready
+	$(PYTEST) -m "not nightly" --cov --cov-report=term $(TESTS)
+
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_docstrings.py
 
 docs: $(VENV)/.ready-docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -345,6 +345,13 @@ MENDED = [
         f"{REPORT} -k 'later'",
     ),
     Mutant(
+        "report/registry.py",
+        '(clear if public_size else "")',
+        "clear",
+        "an entry for the registry tells no private number of units",
+        f"{REPORT} -k registry_does_not_tell",
+    ),
+    Mutant(
         "prediction.py",
         "    outcomes.refuse_out_of_range(next(outcomes.points(posterior)), n, given)\n",
         "",

@@ -685,8 +685,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "privacy/rdp.py",
-        "return np.minimum(sampled, batch) * (1 + 1e-9)",
-        "return np.minimum(sampled, batch) * (1 - 1e-9)",
+        "np.minimum(sampled, batch) * (1 + 1e-9)",
+        "np.minimum(sampled, batch) * (1 - 1e-9)",
         "Rényi divergences of samples are rounded up",
         f"{RDP} -k printed_sum",
     ),

@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--output", type=Path, default=Path("result.nc"), help="default: result.nc")
     run.add_argument("--csv", type=Path, help="the draws as a table, one column per number")
     run.add_argument("--report", type=Path, help="privacy report: .html, .json or .txt")
+    run.add_argument("--registry", type=Path, help="draft for the deployments' registry: .json")
     ledger = commands.add_parser("ledger", help="open an account of a data set, or read it")
     ledger.add_argument("file", type=Path)
     ledger.add_argument("--epsilon", type=float, help="total budget, of a new account")
@@ -119,7 +120,12 @@ def _check_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             f"there is no ledger {options.ledger}: "
             f"`pymc-dp ledger {options.ledger} --epsilon 3 --delta 1e-6` opens one"
         )
-    endings = {"output": (".nc",), "csv": (".csv",), "report": (".html", ".json", ".txt")}
+    endings = {
+        "output": (".nc",),
+        "csv": (".csv",),
+        "report": (".html", ".json", ".txt"),
+        "registry": (".json",),
+    }
     for name, allowed in endings.items():
         file = getattr(options, name)
         if file is None:
@@ -171,6 +177,8 @@ def _run(options: argparse.Namespace, out: IO[str], err: IO[str]) -> int:
         report = dp.privacy_report(result, ledger=ledger)
         if options.report is not None:
             report.save(options.report)
+        if options.registry is not None:
+            options.registry.write_text(report.to_registry() + "\n", encoding="utf-8")
         print(report, file=out)
     return 0 if root_attrs(result).get("privacy_usable", 1) == 1 else _NOT_USABLE
 

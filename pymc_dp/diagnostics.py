@@ -57,6 +57,7 @@ class GroupDiagnostics:
     Parameters
     ----------
     number : int
+        Of groups.
     privacy_shift, privacy_shift_largest, privacy_shift_smallest : float
         Medians over all groups, and over the quarters with the most and the least information.
     """

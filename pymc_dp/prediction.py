@@ -53,6 +53,7 @@ def predict(
     unit, public
         As they were given to ``pymc_dp.sample``.
     random_seed : int or Generator, optional
+        Of the outcomes.
 
     Returns
     -------

@@ -25,6 +25,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class RecordSum(OpFromGraph):
     """Sum over axis 0 that says of itself that axis 0 holds the records.
 
@@ -112,6 +116,11 @@ def sum_sensitivity(lower: ArrayLike, upper: ArrayLike, *, norm: Literal[1, 2] =
         Public bounds of every entry.
     norm : {1, 2}
         1 for Laplace noise, 2 for Gaussian noise.
+
+    Returns
+    -------
+    float
+        When one record is replaced by any other.
     """
     a, b = _bounds(lower, upper)
     return float(np.linalg.norm(np.ravel(b - a), ord=_norm(norm)))
@@ -160,6 +169,11 @@ def second_moments_sensitivity(q: int, *, norm: Literal[1, 2] = 1) -> float:
         Number of variables, each in [-1, 1].
     norm : {1, 2}
         1 for Laplace noise, 2 for Gaussian noise.
+
+    Returns
+    -------
+    float
+        When one record is replaced by any other.
     """
     q = whole("q", q, 1)
     if _norm(norm) == 1:

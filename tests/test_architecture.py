@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import pymc_dp
+from pymc_dp import federated
 
 PACKAGE = Path(pymc_dp.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent
@@ -251,16 +252,14 @@ def test_the_picture_of_the_house_is_that_of_the_code():
     assert set(house.floors(house.arrows())) <= set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("module", [pymc_dp, pymc_dp.statistics, pymc_dp.experimental])
+@pytest.mark.parametrize("module", [pymc_dp, pymc_dp.statistics, pymc_dp.experimental, federated])
 def test_public_names(module):
+    """They are there, documented, and all that is shown: what a module imports stands beside them."""
+    assert dir(module) == sorted(module.__all__)
     assert set(module.__all__) <= set(vars(module))
     for name in module.__all__:
         if name != "__version__":
             assert getattr(module, name).__doc__, name
-
-
-def test_public_names_are_all_that_is_shown():
-    assert dir(pymc_dp) == sorted(pymc_dp.__all__)
 
 
 def test_no_public_name_hides_a_module():

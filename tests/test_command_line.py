@@ -119,6 +119,9 @@ def test_the_page_does_what_it_says(place):
     facts = json.loads((place / "report.json").read_text(encoding="utf-8"))
     assert facts["statement"] == attrs["privacy_statement"]
     assert facts["account"]["runs"] == 1
+    entry = json.loads((place / "entry.json").read_text(encoding="utf-8"))["deployment"]
+    assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": 1.0, "delta": 1e-6}
+    assert "by this run alone" in entry["deployment_model"]["release_type_details"]
 
     draws = pd.read_csv(place / "draws.csv")
     assert list(draws)[:3] == [".chain", ".iteration", ".draw"]
@@ -211,6 +214,7 @@ def test_refusals_are_told(place):
         (("--output", "data.csv"), "--output ends in .nc"),
         (("--output", "paid.nc"), "is there already"),
         (("--report", "no/such/folder.html"), "cannot write"),
+        (("--registry", "entry.yaml"), "--registry ends in .json"),
         (("--ledger", "typo.ledger"), "pymc-dp ledger typo.ledger"),
         (("--epsilon", "one"), "invalid float value"),
     ],

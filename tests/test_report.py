@@ -324,6 +324,90 @@ def test_post_processing_has_the_guarantee_of_its_release(epsilon, released):
         assert facts["recognised"]["at_most"] == pytest.approx(FALSE_ALARMS * math.e)
         assert "14 %" in page
         assert "People with several records" in page
+        entry = json.loads(report.to_registry(model_name="Local"))["deployment"]
+        assert entry["deployment_model"]["model_name"] == "Local"
+        assert entry["dp_variant"] == {
+            "variant_name": "Pure DP",
+            "data_domain": "",
+            "unprotected_quantities": "",
+        }
+        assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": 1.0}
+        assert entry["implementation"]["mechanisms"] == ""
+
+
+# Of the registry's own schema: what an entry must have, and which words it knows.
+REGISTRY_NEEDS = {
+    "basic": "name data_curators description intended_use data_product_type data_product_region publication_date",
+    "administrative": "status registry_authors tier",
+}
+REGISTRY_KNOWS = {
+    "data_product_type": ("Summary statistics", "Machine learning model", "Dataset", "Synthetic data"),
+    "variant_name": ("Pure DP", "Approximate DP", "Zero-concentrated DP", "Renyi DP", "Custom"),
+    "model_name": ("Local", "Central", "Shuffle", "Federated"),
+    "release_type": ("One release", "Many releases"),
+    "access_type": ("Interactive", "Non-interactive"),
+    "status": ("Draft", "Pending", "Approved"),
+    "tier": (1, 2, 3),
+}  # fmt: skip
+
+
+def test_an_entry_for_the_registry_has_what_the_run_knows(released):
+    entry = json.loads(dp.privacy_report(released).to_registry(name="Level of <b>, 2026", tier=1))
+    deployment = entry["deployment"]
+    assert entry["url_slug"] == "level-of-b-2026"
+    for section, names in REGISTRY_NEEDS.items():
+        assert set(names.split()) <= set(deployment[section])
+    flat = {name: value for section in deployment.values() for name, value in section.items()}
+    for name, words in REGISTRY_KNOWS.items():
+        assert flat[name] in words, name
+    assert deployment["privacy_loss"] == {
+        "privacy_unit": "one record of '<b>patient & co'",
+        "privacy_unit_details": flat["privacy_unit_details"],
+        "number_of_privacy_units": 80,
+        "privacy_parameters": {"epsilon": 1.0, "delta": 0.1 / 80},
+        "privacy_parameters_details": flat["privacy_parameters_details"],
+    }
+    assert "replaced by any other" in flat["privacy_unit_details"]
+    assert "- 24 × gaussian, noise multiplier" in flat["mechanisms"]
+    assert "opendp discrete gaussian" in flat["mechanisms"]
+    assert "gaussian-dp, closed form" in flat["composition"]
+    assert "80" in flat["unprotected_quantities"]
+    assert flat["tier"] == 1
+    assert {name for name, value in flat.items() if value == ""} == {
+        "description", "intended_use", "data_product_region", "data_product_sector", "publication_date", "actors",
+        "data_source_type", "preprocessing_and_hyperparameter_tuning", "justification",
+    }  # fmt: skip
+
+
+def test_an_entry_for_the_registry_does_not_tell_how_many_there_are(released):
+    attrs = {
+        f"privacy_{k}": v
+        for k, v in {"relation": "add-or-remove", "epsilon_substitute_one": 2.03}.items()
+    }
+    attrs = {k: v for k, v in {**root_attrs(released), **attrs}.items() if k != "privacy_units"}
+    private = from_groups(groups_of(released), attrs, like=released)
+    deployment = json.loads(dp.privacy_report(private).to_registry())["deployment"]
+    assert "number_of_privacy_units" not in deployment["privacy_loss"]
+    assert "number" not in deployment["dp_variant"]["unprotected_quantities"]
+    assert "has a unit more" in deployment["privacy_loss"]["privacy_unit_details"]
+    assert "2.03" in deployment["privacy_loss"]["privacy_unit_details"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"purpose": "x"}, "no field purpose"),
+        ({"privacy_parameters": {}}, "says the fields privacy_p"),
+    ],
+)
+def test_what_cannot_be_said_to_the_registry_is_refused(released, given, says):
+    with pytest.raises(dp.PrivacyConfigurationError, match=says):
+        dp.privacy_report(released).to_registry(**given)
+
+
+def test_nothing_without_a_guarantee_is_registered(released):
+    with pytest.raises(dp.PrivacyConfigurationError, match="no guarantee"):
+        dp.privacy_report(with_attrs(released, valid=0)).to_registry()
 
 
 def test_what_was_put_into_a_result_later_is_named(released):

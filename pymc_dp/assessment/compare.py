@@ -111,6 +111,16 @@ class Comparison:
     def difference(self, one: str, other: str) -> Difference:
         """How much better `one` predicts than `other`.
 
+        Parameters
+        ----------
+        one, other : str
+            Names of models.
+
+        Returns
+        -------
+        Difference
+            Positive if `one` predicts better.
+
         Raises
         ------
         PrivacyConfigurationError

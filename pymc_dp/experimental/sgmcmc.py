@@ -48,6 +48,11 @@ from pymc_dp.steps.base import PrivateStep, PrivateStepState
 
 __all__ = ["DPSGLD", "DPSGNHT"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _DEFAULT_BATCH = 1000
 # Per iteration: how far the mean moves towards the mode (SGLD), and the friction (SGNHT), for records
 # that carry about one unit of information each.

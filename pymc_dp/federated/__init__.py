@@ -12,3 +12,7 @@ from pymc_dp.federated.owner import Owner
 from pymc_dp.federated.surrogate import Surrogate, find_surrogate
 
 __all__ = ["Owner", "Surrogate", "find_surrogate"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -34,6 +34,7 @@ class Surrogate:
     Parameters
     ----------
     normal : NormalSurrogate
+        The normal law that all answers together make of it.
     diagnostics : Diagnostics
         What the answers say of themselves; warnings have said it.
     parameters : int

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pymc as pm
 
-from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 
 _RECORDS = "__obs__"
 """What bambi calls the records' dimension, in every model that it builds."""
@@ -31,15 +31,22 @@ def comes_of_formula(model: pm.Model) -> bool:
 
 
 def pymc_model(model: Any) -> Any:
-    """The PyMC model of a bambi model, built if it is not yet; anything else is returned as it is.
+    """The PyMC model of a bambi model, built if it is not yet; a PyMC model, or None, is returned as it is.
 
     Raises
     ------
     UnsupportedModelError
         If statistics of the data are in it: means of columns, scales of default priors, knots.
+    PrivacyConfigurationError
+        If it is something else.
     """
-    if not is_formula(model):
+    if model is None or isinstance(model, pm.Model):
         return model
+    if not is_formula(model):
+        raise PrivacyConfigurationError(
+            "`model` must be a PyMC model, a bambi model, or what `pymc_dp.compile` returns. Found "
+            f"{type(model).__name__}."
+        )
     formula = model.formula
     texts = [formula.main, *formula.additionals]
     used = [name for name in _STATEFUL if any(re.search(rf"\b{name}\s*\(", t) for t in texts)]

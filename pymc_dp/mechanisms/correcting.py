@@ -87,6 +87,7 @@ def correct_releases(
     particles : int
         Simulations of all records per draw. More give weights that vary less.
     random_seed : int, optional
+        Of the simulations and of the resampling.
 
     Returns
     -------

@@ -269,7 +269,7 @@ class GaussianMechanism(_Mechanism):
 
     Parameters
     ----------
-    name, statistic, observed, dims
+    name, statistic, observed, total, keep_total, rounded, lower, upper, suppressed, n, points, dims
         See :class:`LaplaceMechanism`.
     scale, variance, standard_error, margin_of_error
         See :class:`LaplaceMechanism`; the scale is σ.
@@ -303,9 +303,11 @@ class DiscreteLaplaceMechanism(_Mechanism):
     name, scale, variance, standard_error, margin_of_error, epsilon, sensitivity, dims
         See :class:`LaplaceMechanism`.
     statistic : TensorVariable of int or bool
-        See :class:`LaplaceMechanism`, as for `total` and all that goes with it, `n` and `points`.
+        See :class:`LaplaceMechanism`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
+    total, keep_total, rounded, lower, upper, suppressed, n, points
+        See :class:`LaplaceMechanism`.
 
     Raises
     ------
@@ -333,9 +335,11 @@ class DiscreteGaussianMechanism(_Mechanism):
     name, scale, variance, standard_error, margin_of_error, epsilon, delta, rho, mu, sensitivity, dims
         See :class:`GaussianMechanism`.
     statistic : TensorVariable of int or bool
-        See :class:`LaplaceMechanism`, as for `total` and all that goes with it, `n` and `points`.
+        See :class:`LaplaceMechanism`.
     observed : array of int or ReleasedStatistic, shape (...)
         What was released.
+    total, keep_total, rounded, lower, upper, suppressed, n, points
+        See :class:`LaplaceMechanism`.
 
     Raises
     ------

@@ -84,6 +84,16 @@ class ReleasedStatistic:
     def from_json(cls, text: str) -> "ReleasedStatistic":
         """Read back what :meth:`to_json` wrote.
 
+        Parameters
+        ----------
+        text : str
+            From :meth:`to_json`.
+
+        Returns
+        -------
+        ReleasedStatistic
+            As it was.
+
         Raises
         ------
         PrivacyConfigurationError

@@ -111,6 +111,11 @@ class PrivacyLedger(AccountFile):
     def check_neighbours(self, neighbours: str) -> None:
         """Refuse what is about other neighbours than the account.
 
+        Parameters
+        ----------
+        neighbours : str
+            Name of a run's relation.
+
         Raises
         ------
         PrivacyConfigurationError
@@ -127,7 +132,7 @@ class PrivacyLedger(AccountFile):
     # -- what a user asks -------------------------------------------------------------------
 
     def spent(self) -> float:
-        """ε reserved so far, at the account's δ. Rounded up."""
+        """Reserved so far: ε at the account's δ, rounded up."""
         return composed_epsilon(self.events(), self.delta)
 
     def remaining(self) -> float:
@@ -201,6 +206,16 @@ class PrivacyLedger(AccountFile):
     def claim(self, plan: RunPlan) -> int:
         """Take the next free slot of a reserved run: one per chain. One that releases nothing is never used up.
 
+        Parameters
+        ----------
+        plan : RunPlan
+            As it was reserved.
+
+        Returns
+        -------
+        int
+            The slot.
+
         Raises
         ------
         PrivacyBudgetExceeded
@@ -226,6 +241,20 @@ class PrivacyLedger(AccountFile):
 
     def charge(self, plan: RunPlan, slot: int, used: int) -> Permit:
         """Count iteration number `used` of a slot, in the file; hand out its permit.
+
+        Parameters
+        ----------
+        plan : RunPlan
+            As it was reserved.
+        slot : int
+            From :meth:`claim`.
+        used : int
+            Iterations of the slot before this one.
+
+        Returns
+        -------
+        Permit
+            For the releases of one iteration.
 
         Raises
         ------

@@ -125,7 +125,7 @@ def poisson_gaussian_deviation(noise_multiplier: float, sampling_rate: float) ->
 
 
 def _mills(t: Vector) -> Vector:
-    return math.sqrt(math.pi / 2) * erfcx(-t / math.sqrt(2))
+    return np.asarray(math.sqrt(math.pi / 2) * erfcx(-t / math.sqrt(2)))
 
 
 def pld_epsilon(pairs: list[Pair], delta: float) -> float:

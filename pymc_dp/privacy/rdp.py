@@ -91,7 +91,7 @@ def without_replacement(curve: Curve, sampling_rate: float, orders: Vector = ORD
         )
         sampled[i] = np.logaddexp(0.0, log_sum) / (alpha - 1)
     # The log-factorials round: 1e-11 of the sum, at the largest order.
-    return np.minimum(sampled, batch) * (1 + 1e-9)
+    return np.asarray(np.minimum(sampled, batch) * (1 + 1e-9))
 
 
 def rdp_epsilon(rdp: Vector, delta: float, orders: Vector = ORDERS) -> float:

@@ -124,7 +124,8 @@ class ShardedRecords:
         while True:
             try:
                 wait(futures, timeout=min(_PATROL, self._shards.patience))
-                return self._client.gather(futures)
+                answers: list[Answer] = self._client.gather(futures)
+                return answers
             except TimeoutError:
                 if self._client.nthreads():
                     last_seen = time.monotonic()

@@ -105,6 +105,18 @@ class Shards:
     def roles(self, model: pm.Model, stand_in: Roles) -> Roles:
         """What `stand_in`, found in the model, says when the shards' records are in their place.
 
+        Parameters
+        ----------
+        model : Model
+            Of stand-in records.
+        stand_in : Roles
+            What is private and what is public in it.
+
+        Returns
+        -------
+        Roles
+            Of all records.
+
         Raises
         ------
         PrivacyConfigurationError

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from pymc_dp.privacy.clipping import Sparse, clipped_sum
 from pymc_dp.privacy.histogram import counts_of
 from pymc_dp.records.queries import Query, Units, Vector
 
+_T = TypeVar("_T")
 _KEPT_BYTES = 2**27
 """Units' scores are kept between queries at a place while they fit in this; beyond, they are computed when needed."""
 
@@ -217,7 +218,7 @@ def sizes_of(terms: Vector | Sparse) -> Vector:
     return np.abs(terms) if terms.ndim == 1 else norms(terms)
 
 
-def _asked(function: Any) -> Any:
+def _asked(function: _T | None) -> _T:
     if function is None:
         raise RuntimeError("The records were not prepared for this query.")
     return function

@@ -98,7 +98,8 @@ class _Held:
 def _unpacked(program: bytes, label: tuple[str, str]) -> Program:
     if label[1] == __version__:
         try:
-            return pickle.loads(program)
+            found: Program = pickle.loads(program)
+            return found
         except Exception:  # noqa: BLE001
             pass
     raise ShardError(

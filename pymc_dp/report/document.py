@@ -17,6 +17,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, neighbours_named
 from pymc_dp.report.facts import Facts
 from pymc_dp.report.html import page
+from pymc_dp.report.registry import registry_entry
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.report.wording import account, recognised
 from pymc_dp.results import identify, not_covered, on_still_chains, still_chains
@@ -176,6 +177,29 @@ class PrivacyReport(Facts):
             "remark": self.remark,
         }
         return json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False)
+
+    def to_registry(self, **given: Any) -> str:
+        """A draft of the entry for the public registry of deployments of differential privacy (arXiv:2509.13509).
+
+        Parameters
+        ----------
+        **given
+            Fields by the registry's names that only the deployer knows, such as ``name``, ``data_curators``,
+            ``intended_use`` and ``publication_date``, or whose default does not fit: ``data_product_type``,
+            ``model_name``, ``release_type``, ``access_type``, ``post_processing``, ``utility``, ``status``, ``tier``.
+
+        Returns
+        -------
+        str
+            JSON, with empty strings where there is something left to fill in.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If there is no guarantee, if the registry has no such field, or if the run answers it.
+        """
+        entry = registry_entry(self, given)
+        return json.dumps(entry, indent=2, ensure_ascii=False, allow_nan=False)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the report to a file; its ending says how.

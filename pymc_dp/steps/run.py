@@ -77,6 +77,18 @@ class RunSettings:
     def of(cls, step: str, given: Mapping[str, Any]) -> "RunSettings":
         """The settings among a step's keywords: all that are left when the algorithm has taken its own.
 
+        Parameters
+        ----------
+        step : str
+            Its name, for messages.
+        given : mapping
+            Keywords and values.
+
+        Returns
+        -------
+        RunSettings
+            Unchecked.
+
         Raises
         ------
         TypeError

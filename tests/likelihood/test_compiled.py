@@ -146,6 +146,20 @@ def test_it_is_taken_wherever_a_model_is(model, quiet):
     assert Owner(epsilon=1.0, model=compiled).n_units == N
 
 
+@pytest.mark.parametrize(
+    "take",
+    [
+        dp.compile,
+        dp.tradeoff,
+        lambda model: dp.expected_privacy_shift(model, epsilon=1.0),
+        lambda model: dp.sample(10, model=model, epsilon=1.0),
+    ],
+)
+def test_what_is_no_model_is_refused(take):
+    with pytest.raises(dp.PrivacyConfigurationError, match=r"`model` must be .* Found str"):
+        take("model")
+
+
 def test_it_travels_with_a_step(model, quiet):
     compiled = dp.compile(model, compile_kwargs=FAST)
     step = dp.DPPenalty(epsilon=5.0, draws=5, chains=1, model=compiled)

@@ -66,7 +66,7 @@ class Projection:
     @property
     def dimension(self) -> int:
         """K."""
-        return self.A.shape[1]
+        return int(self.A.shape[1])
 
     def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.Query`. A unit that is not finite at a point is not finite."""
