@@ -44,7 +44,7 @@ def hierarchical(unit=1.0, drop=None, changed=False):
         alpha = pm.Normal("alpha", mu, tau, shape=M)
         eta = alpha[pm.Data("K", k)] + pm.Data("X", x * unit) * beta
         pm.Normal("y", eta, 1, observed=pm.Data("Y", y))
-    return model, {"mu": 1.0, "tau": 1.0, "beta": unit}
+    return model, {"mu": 1.0, "beta": unit}
 
 
 def polynomial(unit=1.0, drop=None, changed=False):
