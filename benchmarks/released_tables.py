@@ -334,7 +334,7 @@ P = np.linspace(5e-4, 1 - 5e-4, 4000)
 def checks():
     """What `check_releases` says of normal sums of Bernoulli records, beside the exact posterior."""
     found = {"right": [], "wrong": []}
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(8)  # not a seed on which the check was chosen
     while len(found["right"]) < 200 or len(found["wrong"]) < 50:
         few = len(found["right"]) >= 200  # the rest of the wrong ones are looked for where they are
         n = int(np.exp(rng.uniform(np.log(8), np.log(60 if few else 3000))))
@@ -365,7 +365,8 @@ def checks():
         "What `check_releases` says of right and of wrong models",
         "Sums of n Bernoulli records with normal noise, taken as normal; n and noise drawn at random, the exact posterior by "
         "enumeration. Right: it moves the mean by less than 0.03 posterior standard deviations and the mass of the 90 % "
-        "interval by less than 0.012. Wrong: by more than 0.1, or 0.04.",
+        "interval by less than 0.012. Wrong: by more than 0.1, or 0.04. None of these models was seen while the check was "
+        "chosen.",
         ["models", "number", "fine, says the check"],
         [[kind, len(said), int(np.sum(said))] for kind, said in found.items()],
     )
