@@ -92,7 +92,8 @@ def _add_example(app, what, name, obj, options, lines):
 def _no_dead_links_back(app, pagename, templatename, context, doctree):
     """Where a file has public and other names, viewcode takes all of them for the same kind."""
     if pagename.startswith("_modules/"):
-        known = app.env.get_domain("py").objects
+        objects = app.env.get_domain("py").objects
+        known = {name for name, entry in objects.items() if not entry.aliased}
         back = re.compile(r'<a class="viewcode-back" href="[^"]*#([^"]+)">.*?</a>')
         context["body"] = back.sub(lambda m: m[0] if m[1] in known else "", context["body"])
 

@@ -50,8 +50,12 @@ def check_printed(shown, printed):
             pytest.fail(f"The page promises this line of output:\n{wanted}\nPrinted:\n{printed}")
 
 
+def _marked(page):
+    return pytest.param(page, marks=pytest.mark.nightly) if "twenty_tasks" in page else page
+
+
 @pytest.mark.page
-@pytest.mark.parametrize("page", [p for p, text in PAGES.items() if any(examples(text))])
+@pytest.mark.parametrize("page", [_marked(p) for p, text in PAGES.items() if any(examples(text))])
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
