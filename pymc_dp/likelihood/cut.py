@@ -98,14 +98,14 @@ def find_cut(graph: RecordGraph) -> Cut | None:
     """
     rows = set(graph.rows)
     log_likelihood = _terms_apart(graph.log_likelihood, graph.theta, rows)
-    found = _gathers(log_likelihood, graph.theta, rows)
+    found, early = _gathers(log_likelihood, graph.theta, rows)
     used = {
         v
         for node in io_toposort(list(graph_inputs([log_likelihood])), [log_likelihood])
         if node.outputs[0] not in found
         for v in node.inputs
     }
-    found = {v: table for v, table in found.items() if v in used}
+    found = {early[v]: found[early[v]] for v in found if v in used}
     tables: list[Table] = []
     stand_ins: dict[Variable, Variable] = {}
     for gathered, (source, index) in found.items():
@@ -163,7 +163,7 @@ def _reached(output: Variable, starts: Collection[Variable]) -> set[Variable]:
 
 def _terms_apart(output: Variable, theta: Variable, rows: set[Variable]) -> Variable:
     """In sums, add what all records share to a table that they read from: it is a number less in φ."""
-    read, rowwise = _gathers(output, theta, rows), _reached(output, rows)
+    (read, _), rowwise = _gathers(output, theta, rows), _reached(output, rows)
 
     def rule(node: Any, inputs: list[Variable]) -> Variable | None:
         if not isinstance(getattr(node.op, "scalar_op", None), Add):
@@ -180,18 +180,20 @@ def _terms_apart(output: Variable, theta: Variable, rows: set[Variable]) -> Vari
 
 def _gathers(
     output: Variable, theta: Variable, rows: set[Variable]
-) -> dict[Variable, tuple[Variable, Variable]]:
-    """Rows that records read from what depends on θ alone: the table and the index of each.
+) -> tuple[dict[Variable, tuple[Variable, Variable]], dict[Variable, Variable]]:
+    """Rows that records read from what depends on θ alone: the table and the index of each, and where to cut it off.
 
     What is done to them with numbers that all records share is done to the table instead:
-    ``mu + tau * z[k]`` reads ``(mu + tau * z)[k]``.
+    ``mu + tau * z[k]`` reads ``(mu + tau * z)[k]``. Cut off they are before what no other parameter has a part in,
+    where the likelihood is closer to normal: of ``sigmoid(mu + tau * z[k])`` that is the same.
     """
     rowwise, of_theta = _reached(output, rows), _reached(output, {theta})
     read: dict[Variable, tuple[Variable, Variable]] = {}
+    early: dict[Variable, Variable] = {}
     for node in io_toposort(list(graph_inputs([output])), [output]):
         out = node.outputs[0]
         if (gather := _gather(node, rowwise, of_theta)) is not None:
-            read[out] = gather
+            read[out], early[out] = gather, out
         elif isinstance(node.op, Elemwise) and any(v in read for v in node.inputs):
             indices = [read[v][1] for v in node.inputs if v in read]
             if all(v in read or _shared(v, rowwise) for v in node.inputs) and equal_computations(
@@ -202,7 +204,12 @@ def _gathers(
                 ).outputs[0]
                 if None not in table.type.shape and table.dtype == "float64":
                     read[out] = table, indices[0]
-    return read
+                    before = {early[v] for v in node.inputs if v in read}
+                    alone = len(before) == 1 and not any(
+                        v in of_theta for v in node.inputs if v not in read
+                    )
+                    early[out] = before.pop() if alone else out
+    return read, early
 
 
 def _shared(v: Variable, rowwise: Collection[Variable]) -> bool:

@@ -81,8 +81,8 @@ class HierarchicalFamily:
         try:
             self.surrogate = fit_hierarchical(measure, law, self._tempering, say)
             diagnostics = _judged(self.surrogate, law)
-        # Of released numbers: ValueError is NumPy's LinAlgError too.
-        except (SearchLost, OverflowError, ValueError) as lost:
+        # Of released numbers.
+        except (SearchLost, OverflowError, np.linalg.LinAlgError) as lost:
             law.reset()
             self.surrogate = None
             diagnostics = _lost(lost)
@@ -103,6 +103,7 @@ def _lost(why: Exception) -> Diagnostics:
 def _judged(found: GroupPosterior, law: LawModel) -> Diagnostics:
     """Shifts of groups, from the least to the most disturbed quarter, and of what all records share."""
     common, *tables = law.shape.parts(found.privacy_shifts)
+    shared = common if len(common) else found.privacy_shifts
     groups = []
     informations = law.shape.parts(found.law.J.diagonal)[1:]
     for table, information in zip(tables, informations, strict=True):
@@ -119,7 +120,7 @@ def _judged(found: GroupPosterior, law: LawModel) -> Diagnostics:
     return Diagnostics(
         usable=True,
         family="hierarchical",
-        privacy_shift=math.sqrt(float(np.mean(common**2))) if len(common) else None,
+        privacy_shift=math.sqrt(float(np.mean(shared**2))),
         queries=found.evaluations,
         groups=tuple(groups),
         notes=tuple(_notes(found, law)),

@@ -61,6 +61,8 @@ def model_of(kind):
         elif kind == "crossed":
             a, b = pm.Normal("a", 0, tau, shape=M), pm.Normal("b", 0, tau, shape=5)
             eta = mu + X @ beta + a[K] + b[J]
+        elif kind == "alone":
+            eta = pm.Normal("a", mu, tau, shape=M)[K]
         elif kind == "flat":
             eta = mu * tau + X @ beta
         elif kind == "pairs":
@@ -121,6 +123,7 @@ CUT = {
     "slopes": (P, [(M, 2)]),
     "rows": (P, [(M, 2)]),
     "crossed": (P, [(5, 1), (M, 1)]),
+    "alone": (0, [(M, 1)]),
 }
 
 
@@ -469,6 +472,26 @@ def test_a_run_finds_groups_and_hyperparameters(centred):
     assert abs(posterior["tau"].mean() - 0.6) < 4 * posterior["tau"].std()
     assert 0 < step.guarantee.diagnostics["groups_0_privacy_shift"] < 3
     assert step.guarantee.diagnostics["groups_0_number"] == 40
+
+
+def test_effects_of_groups_and_nothing_else():
+    """What no parameter has a part in, here the inverse link, is no table of its own; φ is empty."""
+    rng = np.random.default_rng(1)
+    k, alpha = rng.integers(40, size=20_000), rng.normal(0.3, 0.6, 40)
+    y = rng.random(20_000) < 1 / (1 + np.exp(-alpha[k]))
+    with pm.Model():
+        level = pm.Normal("level", pm.Normal("mu"), pm.HalfNormal("tau"), shape=40)
+        pm.Bernoulli("y", logit_p=level[pm.Data("k", k)], observed=pm.Data("Y", y.astype(int)))
+        step = dp.DPSurrogate(
+            draws=200, chains=1, epsilon=4.0, compile_kwargs=FAST,
+            noise_source=InsecureSeededNoise(3),
+        )  # fmt: skip
+    step.release()
+    assert step.diagnostics.usable
+    assert 0.1 < step.diagnostics.privacy_shift < 3
+    found = np.array([step.compiled.parameters.point(t)["level"] for t in step._draws[0]])
+    # Forty squares of about normal errors in their own sds: above two once in ten thousand.
+    assert np.mean(((found.mean(axis=0) - alpha) / found.std(axis=0)) ** 2) < 2
 
 
 def test_the_way_the_model_is_written_does_not_matter():

@@ -176,7 +176,7 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
         sizes.append(t)
     U, M = _between_tables(curvatures, weights, preconditioner, sizes, blocks)
     of_rows = Structured([b * (1 + _RIDGE) for b in blocks], U, M)
-    C = np.concatenate([c.reshape(-1, p) for c in cross])
+    C = _stacked(cross)
     explained = C.T @ (of_rows.inverse @ C)
     common = floored(
         common, max(sd_common * math.sqrt(p), 1e-3 * np.trace(common) / max(p, 1), 1e-300)
@@ -199,6 +199,11 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
         sd_common,
         preconditioner.V @ inverse_root(own),
     )
+
+
+def _stacked(cross: Sequence[Vector]) -> Vector:
+    """The tables' rows one below the other, shape (n - p, p); there may be no φ."""
+    return np.concatenate([c.reshape(len(c) * c.shape[1], c.shape[2]) for c in cross])
 
 
 def _standard(places: Vector) -> Vector:
@@ -291,8 +296,8 @@ def pooled(
         np.tile(rows.reshape(-1, r).sum(axis=0) / n_units, len(rows) // r)
         for rows, r in ((np.ravel(J.diagonal[a:b]), r) for a, b, r in _spans(shape))
     ])  # fmt: skip
-    C = np.concatenate([c.reshape(-1, p) for c in information.cross])
-    doubt = np.concatenate([v.reshape(-1, p) for v in information.unsure_cross])
+    C = _stacked(information.cross)
+    doubt = _stacked(information.unsure_cross)
 
     def bent(squares: Vector) -> tuple[Vector, Vector]:
         """By third derivatives: covariance in φ, variances in rows."""
