@@ -128,16 +128,6 @@ class TestFamily:
         assert event.noise_multiplier >= z
         assert step.ledger.spent() == pytest.approx(3.0, rel=1e-6)
 
-    def test_with_next_to_no_noise_it_is_the_posterior(self, family, neighbours):
-        _, scales = FAMILIES[family]()
-        (mean, sd), (true, width) = (
-            moments(run(family, neighbours, epsilon=1e4), scales),
-            exact(family),
-        )
-        # Monte Carlo errors of 400 and of 2,000 draws, with some curvature that no normal law has.
-        np.testing.assert_allclose((mean - true) / width, 0, atol=0.35)
-        np.testing.assert_allclose(sd / width, 1, atol=0.25)
-
     def test_what_leaves_is_a_function_of_the_releases(
         self, family, neighbours, monkeypatch, no_chains
     ):
@@ -160,15 +150,6 @@ class TestFamily:
         assert np.isfinite(step._draws).all()
         assert caplog.records
 
-    def test_units_of_parameters_do_not_matter(self, family, neighbours):
-        one, other = (
-            moments(run(family, neighbours, {"unit": unit}, epsilon=100.0), FAMILIES[family](unit)[1])
-            for unit in (1.0, 1e3)
-        )  # fmt: skip
-        # Bounds differ by what lies between two bins, and so does the noise: less than an sd at this budget.
-        np.testing.assert_allclose((other[0] - one[0]) / one[1], 0, atol=0.5)
-        np.testing.assert_allclose(other[1] / one[1], 1, atol=0.25)
-
     def test_an_error_of_the_programs_own_is_not_a_lost_search(
         self, family, neighbours, monkeypatch
     ):
@@ -181,6 +162,31 @@ class TestFamily:
         monkeypatch.setattr(PaidMeasurements, "sum", short)
         with pytest.raises((ValueError, IndexError)):
             run(family, neighbours, draws=20, compiled=FAST)
+
+
+@pytest.mark.chain
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_next_to_no_noise_it_is_the_posterior(family):
+    _, scales = FAMILIES[family]()
+    (mean, sd), (true, width) = (
+        moments(run(family, epsilon=1e4), scales),
+        exact(family),
+    )
+    # Monte Carlo errors of 400 and of 2,000 draws, with some curvature that no normal law has.
+    np.testing.assert_allclose((mean - true) / width, 0, atol=0.35)
+    np.testing.assert_allclose(sd / width, 1, atol=0.25)
+
+
+@pytest.mark.chain
+@pytest.mark.parametrize("family", FAMILIES)
+def test_units_of_parameters_do_not_matter(family):
+    one, other = (
+        moments(run(family, data={"unit": unit}, epsilon=100.0), FAMILIES[family](unit)[1])
+        for unit in (1.0, 1e3)
+    )  # fmt: skip
+    # Bounds differ by what lies between two bins, and so does the noise: less than an sd at this budget.
+    np.testing.assert_allclose((other[0] - one[0]) / one[1], 0, atol=0.5)
+    np.testing.assert_allclose(other[1] / one[1], 1, atol=0.25)
 
 
 @pytest.mark.nightly
