@@ -33,7 +33,7 @@ CONSTANTS = [
     (evaluation, "_SEEN"), (evaluation, "_BESIDE"),
     (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"), (estimates, "_HALF"),
     (estimates, "_LEAST_PART"), (estimates, "_TRUST"),
-    (fit, "_OF_UNITS"), (fit, "_SEARCH"), (fit, "_QUERY"), (fit, "_RECORDS_TOLD"), (fit, "_RADIUS"),
+    (fit, "_OF_UNITS"), (fit, "_SEARCH"), (fit, "_ENDING"), (fit, "_QUERY"), (fit, "_RECORDS_TOLD"), (fit, "_RADIUS"),
     (fit, "_LEAST_RADIUS"), (fit, "_PRIOR_SDS"), (fit, "_NEAR"), (fit, "_KNOWN"),
     (fit, "_ON_THE_WAY.sizes"), (fit, "_ON_THE_WAY.information"), (fit, "_ON_THE_WAY.room"),
     (fit, "_LAST.sizes"), (fit, "_LAST.information"), (fit, "_LAST.room"),

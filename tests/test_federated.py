@@ -594,6 +594,7 @@ def test_a_lost_search_says_so(caplog, monkeypatch):
     # Cut short while it is far away.
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "pymc.dp"):
         patched.setattr("pymc_dp.surrogate.normal.fit._SEARCH", 0.0)
+        patched.setattr("pymc_dp.surrogate.normal.fit._ENDING", ())
         found = find_surrogate(asking([owner]), prior())
     assert not found.diagnostics.usable
     assert "did not arrive" in caplog.text

@@ -436,6 +436,7 @@ def test_a_sampler_that_is_not_there_is_refused_before_anything_is_spent(monkeyp
 def test_a_search_that_is_cut_short_is_said_to_be_of_no_use(monkeypatch, caplog):
     """All of its budget is spent, and draws are of what was found."""
     monkeypatch.setattr("pymc_dp.surrogate.normal.fit._SEARCH", 0.0)
+    monkeypatch.setattr("pymc_dp.surrogate.normal.fit._ENDING", ())
     ledger = dp.PrivacyLedger(epsilon=8.0, delta=1e-5)
     step = dp.DPSurrogate(
         family="normal", draws=50, chains=1, epsilon=8.0, delta=1e-5, model=normal(), ledger=ledger, compile_kwargs=FAST

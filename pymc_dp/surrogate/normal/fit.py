@@ -81,7 +81,7 @@ class _Run:
 
     @property
     def must_end(self) -> bool:
-        """Whether the rest is for the last query."""
+        """Whether the rest is for the last queries."""
         return self.arrived or self.measure.spent > min(_SEARCH, 1 - 2 * self.share)
 
     def ask(self, share: float, parts: Parts, last: bool = False) -> Posterior:
