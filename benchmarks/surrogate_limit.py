@@ -127,7 +127,7 @@ def main():
         "privacy. *Wider*: than its intervals. *Error / own sd*: root mean square of the error over what the run "
         "says that noise has added; 1 is right. *Seconds*: of CPU, from a compiled model to the law. "
         "The means and intervals are of the law's normal approximation, of which draws are made by NUTS.\n\n"
-        f"`python benchmarks/surrogate_limit.py{' --real' if asked.real else f' --n {asked.n}'}"
+        f"`python benchmarks/surrogate_limit.py{' --real' if asked.real else f' --n {asked.n} --seed {asked.seed}'}"
         f" --replications {asked.replications}`",
         COLUMNS, rows,
     )  # fmt: skip
