@@ -1,6 +1,6 @@
 """Models of Räisä (2021), Table 5.1, and of Räisä et al. (2021), with exact posteriors.
 
-And how both diagnose a chain: by its MMD to the posterior (section 5.5 of the thesis).
+And how both judge a chain: by its MMD to the posterior (section 5.5 of the thesis).
 """
 
 import time

@@ -8,13 +8,14 @@ order. A line that ends in ``...`` need only begin like a printed one.
 import contextlib
 import io
 import re
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 import pymc_dp as dp
 from pymc_dp.steps.statistics import STATS
+
+from .pages import examples, unprinted
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -23,31 +24,12 @@ PAGES = {
     for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     if "_build" not in page.parts
 }
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
-
-
-def examples(text):
-    """First line number, code and promised output (or None) of every ``python`` block."""
-    fences = list(FENCE.finditer(text))
-    for fence, following in zip_longest(fences, fences[1:]):
-        if fence[1] != "python":
-            continue
-        shown = None
-        if (
-            following
-            and following[1] == "text"
-            and not text[fence.end() : following.start()].strip()
-        ):
-            shown = following[2]
-        yield text.count("\n", 0, fence.start(2)), fence[2], shown
 
 
 def check_printed(shown, printed):
-    lines = iter(line.strip() for line in printed.splitlines())
-    for wanted in filter(None, map(str.strip, shown.splitlines())):
-        stem = wanted.removesuffix("...")
-        if not any(line == wanted or (stem != wanted and line.startswith(stem)) for line in lines):
-            pytest.fail(f"The page promises this line of output:\n{wanted}\nPrinted:\n{printed}")
+    wanted = unprinted(shown, printed)
+    if wanted is not None:
+        pytest.fail(f"The page promises this line of output:\n{wanted}\nPrinted:\n{printed}")
 
 
 def _marked(page):

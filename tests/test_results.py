@@ -295,7 +295,7 @@ def test_deterministics_of_data_do_not_enter_a_result(quiet, caplog):
 
 
 def test_pymc_may_not_compute_them_either(quiet):
-    """It would diagnose their convergence, exactly, where somebody can read it."""
+    """It would judge their convergence, exactly, where somebody can read it."""
     model = with_a_mean_per_record()
     ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)
     keywords = dict(epsilon=0.5, delta=1e-5, chains=1, draws=6, model=model, ledger=ledger, **FAST)

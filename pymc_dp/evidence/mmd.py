@@ -22,7 +22,7 @@ def mmd(x: Any, y: Any, *, var_names: Sequence[str] | None = None, rng: Any = 0)
               k(x, y) = e^{-\lVert x - y \rVert^2 / 2 s^2}
 
     with s the median distance of 500 pairs, one draw of each set, drawn with replacement. This is
-    how the papers on private MCMC diagnose a chain against exact draws (Räisä, 2021, section 5.5).
+    how the papers on private MCMC judge a chain against exact draws (Räisä, 2021, section 5.5).
 
     Parameters
     ----------

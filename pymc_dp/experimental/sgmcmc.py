@@ -46,13 +46,6 @@ from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records.queries import Gradient
 from pymc_dp.steps.base import PrivateStep, PrivateStepState
 
-__all__ = ["DPSGLD", "DPSGNHT"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
 _DEFAULT_BATCH = 1000
 # Per iteration: how far the mean moves towards the mode (SGLD), and the friction (SGNHT), for records
 # that carry about one unit of information each.

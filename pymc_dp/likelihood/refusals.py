@@ -91,7 +91,7 @@ def refuse_captured(model: pm.Model, graphs: Sequence[Variable], public: Sequenc
 def refuse_to_store(
     model: pm.Model, left_out: Collection[str], var_names: Collection[str] | None
 ) -> None:
-    """Refuse a host that would keep, and diagnose by their values, Deterministics of private data.
+    """Refuse a host that would keep, and judge by their values, Deterministics of private data.
 
     Parameters
     ----------

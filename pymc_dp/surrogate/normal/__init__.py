@@ -7,5 +7,5 @@ In coordinates :math:`\theta = \theta_0 + W u`, in which the posterior is about 
 
 with the unit's score and Hessian at :math:`\theta_0`, *clipped*. Their sums are released, with noise. How
 :math:`\theta_0`, W and all clipping bounds are found, privately, is in :func:`~pymc_dp.surrogate.normal.fit.fit_normal`.
-Everything in an :class:`NormalSurrogate` is released or public.
+Everything in a :class:`~pymc_dp.surrogate.normal.model.NormalSurrogate` is released or public.
 """

@@ -47,10 +47,12 @@ def diagnose(
     """
     shifts = surrogate.posterior.privacy_shifts
     if not surrogate.arrived:
+        off = np.abs(surrogate.off)
+        where = f" (in posterior standard deviations, {largest(off)})" if off.any() else ""
         lost = Note(
             "lost",
-            f"{NOT_ARRIVED}: its last query found something else than the ones before had predicted, or is still on the way. "
-            f"Do not use the draws. {_MORE} Covariates scaled by public constants to about 1 help too.",
+            f"{NOT_ARRIVED}: its last query found something else than the ones before had predicted{where}, or is still on "
+            f"the way. Do not use the draws. {_MORE} Covariates scaled by public constants to about 1 help too.",
         )
         return Diagnostics(consistency=surrogate.surprise, queries=surrogate.rounds, notes=(lost,))
     notes = []
