@@ -97,6 +97,11 @@ class SimulatedScores:
             self._values = _few_values(model.observed_RVs[0])
         self._check(parameters.start)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether all outcomes are taken, and none is drawn."""
+        return self._values is not None
+
     def _check(self, theta: Vector) -> None:
         """Draw made-up outcomes, of one record at least that the model's laws take: as with an exposure above 0.
 
