@@ -1,66 +1,86 @@
 """What a model whose covariates are public says of its units before any outcome is read."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.likelihood.simulated import SECRET_WORDS
+from pymc_dp.likelihood.simulated import SECRET_WORDS, SimulatedScores
 from pymc_dp.linalg import Vector
-from pymc_dp.records.queries import UnitTerms
-from pymc_dp.records.sums import LocalRecords
-
-_REPLICATES = 4, 4
-"""How often eight outcomes are drawn: to choose what is asked, and to expect its answer."""
 
 
 @dataclass(frozen=True)
 class PublicDesign:
     r"""Scores at outcomes that the model has for its units, whose covariates are public. Nothing in it is private.
 
-    **Why it may be had for nothing.** It is built of records without outcomes: in the place of each there is a 0 before
+    **Why it may be had for nothing.** It is made of records without outcomes: in the place of each there is a 0 before
     anything is computed, so that no value here can be a function of one. Everything else of a record was declared
-    public, by name. Outcomes are drawn with words that anybody may know: that they are the same in every run helps to
-    repeat it, and there is nothing that secret ones would protect.
+    public, by name. Outcomes are drawn with words that anybody may know: that they are the same in every run lets it be
+    repeated, and there is nothing that secret ones would protect.
 
     Parameters
     ----------
-    chosen, expected : tuple of UnitTerms
-        Records without outcomes, which draw outcomes of their own: two sets, independent of each other if outcomes are
-        drawn.
-    exact : bool
-        Whether all values of an outcome are taken, each with its probability.
+    simulated : SimulatedScores
+        Of records without outcomes.
+    n_units : int
+        How many there are; public, as their covariates are.
+    start : ndarray
+        θ where PyMC starts.
+    read : ndarray of int64
+        Which entries of θ are asked about; the others do not matter.
     """
 
-    chosen: tuple[UnitTerms, ...]
-    expected: tuple[UnitTerms, ...]
-    exact: bool
+    simulated: SimulatedScores
+    n_units: int
+    start: Vector
+    read: NDArray[np.int64]
 
     @property
-    def n_units(self) -> int:
-        """Number of units; public, as their covariates are."""
-        return self.chosen[0].n_units
+    def is_exact(self) -> bool:
+        """Whether all values of an outcome are taken, each with its probability, and none is drawn."""
+        return self.simulated.is_exact
+
+    def of_part(self, read: NDArray[np.int64]) -> "PublicDesign":
+        """The same about some entries of θ."""
+        return replace(self, read=read)
+
+    def scores(
+        self, theta: Vector, places: Sequence[Vector], stream: int, draws: int
+    ) -> Iterator[tuple[Vector, list[Vector]]]:
+        r"""Chunks of scores :math:`\nabla\ell_i` at some places, of outcomes that the model has at θ.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (d,)
+        places : sequence of ndarray, shape (d,)
+        stream : int
+            Outcomes of different streams are independent.
+        draws : int
+            How many outcomes of each unit are drawn, if they are.
+
+        Yields
+        ------
+        weights : ndarray, shape (outcomes, units)
+            Probabilities.
+        scores : list of ndarray, shape (outcomes, units, d)
+            One that is not finite is 0.
+        """
+        words = np.array([stream, *[0] * (SECRET_WORDS - 1)], np.uint64)
+        whole = [self._whole(place) for place in places]
+        for weights, scores in self.simulated.elsewhere(self._whole(theta), whole, words, draws):
+            weights = np.where(np.isfinite(weights), weights, 0.0)
+            yield weights, [_finite(z[:, :, self.read]) for z in scores]
+
+    def _whole(self, part: Vector) -> Vector:
+        theta = self.start.copy()
+        theta[self.read] = part
+        return theta
 
 
-def scores_of(
-    replicates: tuple[UnitTerms, ...], theta: Vector
-) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    r"""Chunks of scores :math:`\nabla\ell_i(\theta)` at outcomes of the model's, those of all replicates together.
-
-    Yields
-    ------
-    scores : ndarray, shape (outcomes, units, d)
-        One that is not finite is 0.
-    weights : ndarray, shape (outcomes, units)
-        Probabilities.
-    """
-    for chunks in zip(*(records.scores(theta) for records in replicates), strict=True):
-        z = np.concatenate([chunk.simulated for chunk in chunks])
-        weights = np.concatenate([chunk.weights for chunk in chunks]) / len(chunks)
-        finite = np.isfinite(z).all(axis=2, keepdims=True) & np.isfinite(weights)[:, :, None]
-        yield np.where(finite, z, 0.0), np.where(finite[:, :, 0], weights, 0.0)
+def _finite(z: Vector) -> Vector:
+    return np.where(np.isfinite(z).all(axis=2, keepdims=True), z, 0.0)
 
 
 def public_design(compiled: CompiledModel) -> PublicDesign | None:
@@ -68,16 +88,12 @@ def public_design(compiled: CompiledModel) -> PublicDesign | None:
 
     Decided by what was declared, and by the model's graph.
     """
-    roles = compiled.roles
-    if not roles.public_design or compiled.simulated is None:
+    roles, simulated = compiled.roles, compiled.simulated if compiled.roles.public_design else None
+    if simulated is None:
         return None
     rows = [np.zeros_like(x.values) if x.outcome else x.values for x in roles.record_data]
-    exact = compiled.simulated.is_exact
-
-    def replicates(first: int, many: int) -> tuple[UnitTerms, ...]:
-        words = np.zeros((1 if exact else many, SECRET_WORDS), np.uint64)
-        words[:, 0] = first + np.arange(len(words))
-        return tuple(LocalRecords(compiled, 1, words=w).of_data(rows) for w in words)
-
-    chosen = replicates(0, _REPLICATES[0])
-    return PublicDesign(chosen, chosen if exact else replicates(*_REPLICATES), exact)
+    without = compiled.likelihood.of_data(rows)
+    start = compiled.parameters.start
+    return PublicDesign(
+        simulated.of(without, compiled.gradients.of(without)), roles.n_units, start, np.arange(len(start))
+    )  # fmt: skip

@@ -8,9 +8,7 @@ import numpy as np
 
 from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.linalg import Vector, floored, positive, symmetric
-from pymc_dp.records.design import PublicDesign
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.surrogate.normal.design import DesignEvaluator
 from pymc_dp.surrogate.normal.estimates import (
     Estimate,
     estimate,
@@ -66,12 +64,7 @@ class _Run:
     """What is known so far."""
 
     def __init__(
-        self,
-        measure: Measurements,
-        log_public: LogPrior,
-        start: Vector,
-        tempering: float,
-        design: PublicDesign | None,
+        self, measure: Measurements, log_public: LogPrior, start: Vector, tempering: float
     ):
         n, sd = measure.units(OF_COUNT)
         self.n = max(n, sd, 1.0)
@@ -79,9 +72,7 @@ class _Run:
         self.evaluator = Evaluator(measure, self.n, tempering)
         self.of_prior = np.maximum(-np.diag(log_public.hessian(start)), 1e-12)
         self.theta = start.copy()
-        self.design = None if design is None else DesignEvaluator(measure, design, tempering)
-        if self.design is None:
-            self.P = np.diag(np.maximum(self.of_prior, self.evaluator.squares(start, _OF_UNITS)))
+        self.P = np.diag(np.maximum(self.of_prior, self.evaluator.squares(start, _OF_UNITS)))
         self.estimates: list[Estimate] = []
         self.radius, self.arrived, self.surprise = _RADIUS, False, math.nan
         self.off = np.zeros(len(start))
@@ -97,14 +88,10 @@ class _Run:
     def ask(self, share: float, parts: Parts, last: bool = False) -> Posterior:
         """One query, and the posterior given all of them; sets :attr:`theta` to where it leads."""
         theta, d, prior = self.theta, len(self.theta), self.log_public
-        if self.design is not None:
-            self.estimates.append(self.design.at(theta, share, prior))
-            at = self.estimates[-1].at
-        else:
-            V = whitening(self.P)
-            least = self.estimates[-1].bound_in(V) if self.estimates else 0.0
-            at = self.evaluator.at(theta, V, share, parts, self._near, least)
-            self.estimates.append(estimate(at, self.estimates, prior, self.n, last))
+        V = whitening(self.P)
+        least = self.estimates[-1].bound_in(V) if self.estimates else 0.0
+        at = self.evaluator.at(theta, V, share, parts, self._near, least)
+        self.estimates.append(estimate(at, self.estimates, prior, self.n, last))
         now, slope = self.estimates[-1], prior.gradient(theta)
         self.P = now.P
         gradient, S = pooled_gradient(self.estimates)
@@ -157,14 +144,8 @@ class _Run:
         last = self.estimates[-1].at
         return NormalSurrogate(
             posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=last.largest, surprise=self.surprise,
-            off=self.off, improbable=self._improbable(r.mean), rounds=len(self.estimates) - 1, arrived=self.arrived,
+            off=self.off, improbable=improbable(self.log_public, self.start, r.mean), rounds=len(self.estimates) - 1, arrived=self.arrived,
         )  # fmt: skip
-
-    def _improbable(self, theta: Vector) -> Vector:
-        """What the prior would gain if a parameter were back at the start."""
-        here = self.log_public(theta)
-        back = np.where(np.eye(len(theta), dtype=bool), self.start, theta)
-        return np.array([self.log_public(moved) - here for moved in back])
 
 
 def fit_normal(
@@ -173,7 +154,6 @@ def fit_normal(
     start: Vector,
     *,
     tempering: float = 1.0,
-    design: PublicDesign | None = None,
     watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> NormalSurrogate:
@@ -208,7 +188,7 @@ def fit_normal(
     """
     try:
         on_progress("finding the parameters' units")
-        run = _Run(measure, log_public, start, tempering, design)
+        run = _Run(measure, log_public, start, tempering)
         while not run.must_end:
             r = run.ask(run.share, _ON_THE_WAY)
             rounds = len(run.estimates)
@@ -233,6 +213,13 @@ def nothing(log_public: LogPrior, start: Vector) -> NormalSurrogate:
         posterior=r, V=np.eye(d), gradient_clip=math.nan, hessian_clip=math.nan, surprise=math.nan, off=np.zeros(d),
         improbable=np.zeros(d), rounds=0, arrived=False,
     )  # fmt: skip
+
+
+def improbable(log_public: LogPrior, start: Vector, theta: Vector) -> Vector:
+    """What the prior would gain if a parameter were back at the start, shape (d,)."""
+    here = log_public(theta)
+    back = np.where(np.eye(len(theta), dtype=bool), start, theta)
+    return np.array([log_public(moved) - here for moved in back])
 
 
 def prior_scales(log_public: LogPrior, start: Vector) -> Vector:
