@@ -62,7 +62,7 @@ class _Reach(NamedTuple):
 
     @classmethod
     def of(cls, weights: Vector, z: Vector) -> "_Reach":
-        """Of scores, shape (outcomes, units, d), and probabilities."""
+        """Of scores at all outcomes, shape (outcomes, units, d), and their probabilities."""
         possible = weights > _IMPOSSIBLE
         squares = np.where(possible, np.einsum("knd,knd->kn", z, z), 0.0)
         longest = z[squares.argmax(axis=0), np.arange(z.shape[1])]
@@ -190,9 +190,15 @@ class _Run:
         V = whitening(positive(T * J.J + of_prior, 1e-12))
         whitened = [(w, z @ V) for w, z in known]
         b = self._bound(whitened, V.T @ of_prior @ V, self.measure.noise_sd(1.0, share))
-        centres = np.concatenate([_Reach.of(w, z).centres(b) for w, z in whitened])
+        centres = np.concatenate([self._reach(w, z).centres(b) for w, z in whitened])
         total, noise = self.measure.sum(Deviation(theta, V, centres), b, share)
         self.answers.append(_Answer(theta, V, b, centres, total, noise))
+
+    def _reach(self, weights: Vector, z: Vector) -> _Reach:
+        """Of outcomes that are drawn it is not known; and about 0 there are errors least, as they have no ends."""
+        if self.design.is_exact:
+            return _Reach.of(weights, z)
+        return _Reach(np.zeros(z.shape[1:]), *np.zeros((2, z.shape[1])))
 
     def _bound(self, scores: Sequence[tuple[Vector, Vector]], of_prior: Vector, noise: float) -> float:
         """The bound with which the posterior's variances are least, noise and what is lost by clipping together.
@@ -210,7 +216,7 @@ class _Run:
         stride = math.ceil(sum(z.size for _, z in scores) / _LOOKED_AT)
         some = [(w[:, ::stride], z[:, ::stride]) for w, z in scores]
         scale = self.design.n_units / sum(w.shape[1] for w, _ in some)
-        reach = [_Reach.of(*each) for each in some]
+        reach = [self._reach(*each) for each in some]
 
         def cost(log_b: float) -> float:
             b, found = math.exp(log_b), _Moments(d, d)
@@ -220,7 +226,7 @@ class _Run:
             known = scale**2 * found.M.T @ np.linalg.solve(Q, found.M)
             return float(np.trace(np.linalg.inv(positive(self.tempering * known + of_prior))))
 
-        longest = math.log(max(float(max(r.high.max(), -r.low.min())) for r in reach))
+        longest = math.log(max(float(np.linalg.norm(z, axis=2).max()) for _, z in some) + 1e-100)
         coarse = longest - _OCTAVE * np.arange(_OCTAVES)
         best = coarse[int(np.argmin([cost(x) for x in coarse]))]
         near = best - _OCTAVE, best + _OCTAVE
