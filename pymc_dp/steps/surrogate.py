@@ -49,6 +49,11 @@ _log = logging.getLogger("pymc.dp")
 _ROUNDING = 1e-6
 """Of shares that are added up to the whole budget."""
 
+_OUTLOOK = (
+    "outcomes alone are private, so that noise will move the posterior by about {:.2g} of its standard deviations (at the "
+    "model's initial point; with private covariates {:.2g} or more)"
+)
+
 FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
 
 
@@ -94,7 +99,8 @@ class DPSurrogate(PrivateStep):
     Notes
     -----
     **Releases**, all before the first chain, one Gaussian event together: normal, those of
-    :func:`~pymc_dp.surrogate.normal.fit.fit_normal`; hierarchical, of
+    :func:`~pymc_dp.surrogate.normal.fit.fit_normal`, or, if outcomes alone are private,
+    :func:`~pymc_dp.surrogate.normal.design.fit_design`; hierarchical, of
     :func:`~pymc_dp.surrogate.hierarchical.fit.fit_hierarchical`; polynomial, of
     :func:`~pymc_dp.surrogate.polynomial.fit.fit_polynomial` and
     :func:`~pymc_dp.surrogate.polynomial.evaluation.check`; auto, up to three parameters,
@@ -161,9 +167,10 @@ class DPSurrogate(PrivateStep):
                 "there is one for each person, see `pymc_dp.integrate_out`. `step=pymc_dp.DPHMC` takes any number of them, "
                 "but needs very many records for each."
             )
+        units_known = self._shards is None and self.run.neighbours.public_size
         if name == "auto" and d <= MOST_CURVED:
-            return AutomaticFamily(*settings)
-        return NormalFamily(*settings)
+            return AutomaticFamily(*settings, units_known)
+        return NormalFamily(*settings, units_known)
 
     @property
     def surrogate(self) -> Any:
@@ -236,6 +243,13 @@ class DPSurrogate(PrivateStep):
             "released until then, and nothing is returned. Build a new step to begin again.",
             why, at_most(cost), self.guarantee.epsilon,
         )  # fmt: skip
+
+    def outlook(self) -> str:
+        """See :class:`~pymc_dp.steps.base.PrivateStep`."""
+        family = self._family
+        noise = self.run.neighbours.noise_sd(1.0, self._z)
+        shifts = family.expected_shifts(noise) if isinstance(family, NormalFamily) else None
+        return "" if shifts is None else _OUTLOOK.format(*shifts)
 
     def prepare(self) -> None:
         """Release what all chains share."""

@@ -9,7 +9,7 @@ that of a straight line: nothing is biased by clipping, b is as short as noise w
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -41,6 +41,8 @@ _CLOSE = 0.03
 """Of log b, about where costs are least: there they are flat."""
 _IMPOSSIBLE = 1e-9
 """Outcomes that are less probable have no say in where a unit's are centred."""
+_NOUGHT = 1e-9
+"""Of the largest eigenvalue: one of which nothing is known."""
 _STEPS, _LONGEST = 50, 1.0
 """To the mode, at most, and the longest, in sds of a unit's score, root mean square."""
 
@@ -78,8 +80,8 @@ class _Reach(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """A sum of clipped deviations, with noise. Nothing in it is private.
+class _Question:
+    """What is asked at a place. Public.
 
     Parameters
     ----------
@@ -87,36 +89,41 @@ class _Answer:
     V : ndarray, shape (d, d)
     bound : float
     centres : ndarray, shape (units, d)
-    total : ndarray, shape (d,)
-    noise : float
-        Standard deviation in each entry.
     """
 
     theta: Vector
     V: Vector
     bound: float
     centres: Vector
+
+    def terms(self, scores: Vector, first: int) -> Vector:
+        """Clipped deviations of units from the first on, shape (outcomes, units, d)."""
+        units = slice(first, first + scores.shape[1])
+        return _clipped(scores @ self.V, self.centres[units], self.bound)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The sum of a question's terms, with noise of this standard deviation in each entry."""
+
+    question: _Question
     total: Vector
     noise: float
-
-    def clipped(self, scores: Vector, first: int) -> Vector:
-        """Terms of units from the first on, shape (outcomes, units, d)."""
-        return _clipped(scores @ self.V, self.centres[first : first + scores.shape[1]], self.bound)
 
 
 def _clipped(z: Vector, centres: Vector, bound: float) -> Vector:
     psi = z - centres
     factors = shrink(np.sqrt(np.einsum("knd,knd->kn", psi, psi)), bound)
-    return psi * factors[:, :, None]
+    return np.asarray(psi * factors[:, :, None])
 
 
 class _Moments:
-    """Of sums of terms ψ at outcomes of the model's: mean, how it moves with the parameters (M), covariance (Q).
+    """Of sums of terms at outcomes of the model's: mean, how it moves with the parameters (M), covariance (Q); and J.
 
     Parameters
     ----------
     d : int
-        Of the scores.
+        Of the scores, of which J is the information.
     size : int
         Of the terms.
     """
@@ -125,77 +132,74 @@ class _Moments:
         self.J, self.M, self.Q = np.zeros((d, d)), np.zeros((size, d)), np.zeros((size, size))
         self.mean, self._of_score, self._outcomes = np.zeros(size), np.zeros(d), 0
 
-    def add(self, weights: Vector, score: Vector, psi: Vector) -> None:
-        """A chunk of units: scores where the parameters are, and terms."""
-        d, size = len(self.J), len(self.Q)
-        flat, terms = score.reshape(-1, d), psi.reshape(weights.size, size)
-        weighted = weights.reshape(-1, 1) * flat
-        means = np.einsum("kn,knd->nd", weights, psi)
-        self.J += flat.T @ weighted
-        self.M += terms.T @ weighted
-        self.Q += terms.T @ (weights.reshape(-1, 1) * terms) - means.T @ means
+    def add(self, weights: Vector, score: Vector, terms: Vector) -> None:
+        """A chunk of units, at each outcome: probabilities, scores where the parameters are, and terms."""
+        means, w = np.einsum("kn,knd->nd", weights, terms), weights.reshape(-1, 1)
+        score, terms = score.reshape(w.size, -1), terms.reshape(w.size, -1)
+        self.J += score.T @ (w * score)
+        self.M += terms.T @ (w * score)
+        self.Q += terms.T @ (w * terms) - means.T @ means
         self.mean += means.sum(axis=0)
-        self._of_score += weighted.sum(axis=0)
+        self._of_score += w[:, 0] @ score
         self._outcomes = len(weights)
 
     def of_draws(self) -> "_Moments":
         """With what is known of outcomes that were drawn, and with what chance leaves open."""
-        of_scores = self.M @ np.linalg.pinv(self.J, rcond=1e-9, hermitian=True)
+        of_scores = self.M @ np.linalg.pinv(self.J, rcond=_NOUGHT, hermitian=True)
         self.Q *= self._outcomes / (self._outcomes - 1)
         # Scores have mean 0: by what those that were drawn miss it, clipped ones do in part.
         self.mean = self.mean - of_scores @ self._of_score
         self.Q += positive(symmetric(self.Q - of_scores @ self.M.T), 0.0) / self._outcomes
         return self
 
+    def law(self, theta: Vector, totals: Vector, noise: Vector, tempering: float) -> Law:
+        r"""Of sums with noise, about θ, where these are the moments.
 
-class _Run:
-    """What is known so far.
+        They are :math:`N(m(\theta), Q + N)`, N their noise. So with M the derivative of m there, they say of θ what
+        :math:`K = M^\top (Q + N)^{-1} M` is the precision of. As of a gradient with noise of covariance S that is
+        :math:`J (J + S)^{-1} J = K`.
+        """
+        V, T = whitening(positive(self.J, 1e-12)), tempering
+        M, J, inverse = self.M @ V, V.T @ self.J @ V, np.linalg.inv(V)
+        of_sums = np.linalg.solve(self.Q + np.diag(noise**2), M).T
+        gain = J @ np.linalg.pinv(symmetric(of_sums @ M), rcond=_NOUGHT, hermitian=True)
+        S = inverse.T @ positive(symmetric(gain @ J) - J, 0.0) @ inverse
+        beta = inverse.T @ gain @ of_sums @ (totals - self.mean)
+        return Law(theta, T * beta, T * self.J, T**2 * S)
+
+
+class _Asker:
+    """What to ask of a model whose design is public, and what the model expects to hear. Reads no records.
 
     Parameters
     ----------
-    measure, design, log_public, start, tempering
+    design, log_public, tempering
         As :func:`fit_design` takes them.
     """
 
-    def __init__(
-        self, measure: Measurements, design: PublicDesign, log_public: LogPrior, start: Vector, tempering: float
-    ):  # fmt: skip
-        self.measure, self.design, self.log_public = measure, design, log_public
-        self.start, self.tempering = start, tempering
-        self.answers: list[_Answer] = []
-        self.posterior: Posterior | None = None
-        self.surprise, self.off, self.arrived = math.nan, np.zeros(len(start)), False
+    def __init__(self, design: PublicDesign, log_public: LogPrior, tempering: float):
+        self.design, self.log_public, self.tempering = design, log_public, tempering
 
-    @property
-    def theta(self) -> Vector:
-        """Where the mode is, as far as is known."""
-        return self.start if self.posterior is None else self.posterior.mean
+    def question(self, theta: Vector, noise: float) -> _Question:
+        """In coordinates and with the bound that are best at a place.
 
-    @property
-    def is_near(self) -> bool:
-        """Whether no unit's score would be very different at the mode."""
-        r = self.posterior
-        if r is None:
-            return False
-        return float(np.trace(r.law.J @ r.covariance)) / self.tempering < _NEAR**2 * self.design.n_units
-
-    def ask(self, share: float) -> None:
-        """One query at :attr:`theta`, in coordinates and with the bound that are best there."""
-        theta, prior, T = self.theta, self.log_public, self.tempering
+        Parameters
+        ----------
+        theta : ndarray, shape (d,)
+        noise : float
+            Standard deviation at a bound of 1.
+        """
         known = [(w, z) for w, (z,) in self.design.scores(theta, [theta], 0, _CHOSEN)]
-        J = _Moments(len(theta), 0)
-        for w, z in known:
-            J.add(w, z, z[:, :, :0])
-        of_prior = -prior.hessian(theta)
-        V = whitening(positive(T * J.J + of_prior, 1e-12))
-        whitened = [(w, z @ V) for w, z in known]
-        b = self._bound(whitened, V.T @ of_prior @ V, self.measure.noise_sd(1.0, share))
-        centres = np.concatenate([self._reach(w, z).centres(b) for w, z in whitened])
-        total, noise = self.measure.sum(Deviation(theta, V, centres), b, share)
-        self.answers.append(_Answer(theta, V, b, centres, total, noise))
+        J = sum(np.einsum("kn,knd,kne->de", w, z, z, optimize=True) for w, z in known)
+        of_prior = -self.log_public.hessian(theta)
+        V = whitening(positive(symmetric(self.tempering * J) + of_prior, 1e-12))
+        known = [(w, z @ V) for w, z in known]
+        b = self._bound(known, V.T @ of_prior @ V, noise)
+        centres = np.concatenate([self._reach(w, z).centres(b) for w, z in known])
+        return _Question(theta, V, b, centres)
 
     def _reach(self, weights: Vector, z: Vector) -> _Reach:
-        """Of outcomes that are drawn it is not known; and about 0 there are errors least, as they have no ends."""
+        """Of outcomes that are drawn nobody knows; most have no ends, and then 0 is best."""
         if self.design.is_exact:
             return _Reach.of(weights, z)
         return _Reach(np.zeros(z.shape[1:]), *np.zeros((2, z.shape[1])))
@@ -206,11 +210,10 @@ class _Run:
         Parameters
         ----------
         scores : sequence
-            Whitened.
+            Probabilities of outcomes, and scores, whitened.
         of_prior : ndarray, shape (d, d)
             Its precision, whitened.
         noise : float
-            Standard deviation at a bound of 1.
         """
         d = len(of_prior)
         stride = math.ceil(sum(z.size for _, z in scores) / _LOOKED_AT)
@@ -233,69 +236,86 @@ class _Run:
         found = minimize_scalar(cost, bounds=near, method="bounded", options={"xatol": _CLOSE})
         return math.exp(found.x)
 
-    def _expected(self, theta: Vector, answers: Sequence[_Answer], draws: int) -> _Moments:
-        """What the model expects of answers if its parameters are θ."""
+    def expected(self, theta: Vector, questions: Sequence[_Question], draws: int) -> _Moments:
+        """Moments of the sums that are asked for, if the parameters are θ."""
         d, first = len(theta), 0
-        found = _Moments(d, d * len(answers))
-        places = [theta, *(answer.theta for answer in answers)]
+        found = _Moments(d, d * len(questions))
+        places = [theta, *(question.theta for question in questions)]
         for w, (score, *others) in self.design.scores(theta, places, 1, draws):
-            psi = [answer.clipped(z, first) for answer, z in zip(answers, others, strict=True)]
-            found.add(w, score, np.concatenate(psi, axis=2))
+            terms = [question.terms(z, first) for question, z in zip(questions, others, strict=True)]
+            found.add(w, score, np.concatenate(terms, axis=2))
             first += w.shape[1]
         return found if self.design.is_exact else found.of_draws()
 
-    def _law(self, theta: Vector, draws: int) -> tuple[Law, Vector]:
-        r"""Of all answers, about θ; and the information there.
 
-        They are :math:`N(m(\theta), Q + N)`, N their noise. So with M the derivative of m there, they say of θ what
-        :math:`K = M^\top (Q + N)^{-1} M` is the precision of. As of a gradient with noise of covariance S that is
-        :math:`J (J + S)^{-1} J = K`.
-        """
-        found = self._expected(theta, self.answers, draws)
-        noise = np.repeat([answer.noise**2 for answer in self.answers], len(theta))
-        said = np.concatenate([answer.total for answer in self.answers]) - found.mean
-        V, T = whitening(positive(found.J, 1e-12)), self.tempering
-        M, inverse = found.M @ V, np.linalg.inv(V)
-        of_answers = np.linalg.solve(found.Q + np.diag(noise), M).T
-        J = V.T @ found.J @ V
-        gain = J @ np.linalg.pinv(symmetric(of_answers @ M), rcond=1e-9, hermitian=True)
-        S = positive(symmetric(gain @ J) - J, 0.0)
-        beta = inverse.T @ gain @ of_answers @ said
-        return Law(theta, T * beta, T * found.J, T**2 * inverse.T @ S @ inverse), found.J
+class _Run(_Asker):
+    """What is known so far.
 
-    def update(self, draws: int, short: float) -> None:
-        """Go to the mode of what all answers say, and of the prior. No records are read.
+    Parameters
+    ----------
+    measure : Measurements
+    start : ndarray, shape (d,)
+    asker
+        As :class:`_Asker` takes it.
+    """
+
+    def __init__(self, measure: Measurements, start: Vector, *asker: Any):
+        super().__init__(*asker)
+        self.measure, self.theta = measure, start
+        self.answers: list[_Answer] = []
+        self.arrived = False
+
+    def ask(self, share: float) -> None:
+        """One query, at :attr:`theta`."""
+        at = self.question(self.theta, self.measure.noise_sd(1.0, share))
+        deviations = Deviation(at.theta, at.V, at.centres)
+        self.answers.append(_Answer(at, *self.measure.sum(deviations, at.bound, share)))
+
+    def known(self, draws: int, short: float) -> Posterior:
+        """What all answers and the prior say, about its mode, which :attr:`theta` is set to. No records are read.
 
         Parameters
         ----------
         draws : int
             Outcomes of a unit.
         short : float
-            Length of a step that no other follows, in sds of the law.
+            Length of a step that no other follows, in sds.
         """
-        theta, longest, before = self.theta, _LONGEST, np.zeros(len(self.start))
+        questions = [answer.question for answer in self.answers]
+        totals = np.concatenate([answer.total for answer in self.answers])
+        noise = np.repeat([answer.noise for answer in self.answers], len(self.theta))
+        longest, before = _LONGEST, np.zeros(len(self.theta))
         for _ in range(_STEPS):
-            law, J = self._law(theta, draws)
-            self.posterior = r = posterior_of(law, self.log_public, theta)
-            step = r.mean - theta
+            found = self.expected(self.theta, questions, draws)
+            law = found.law(self.theta, totals, noise, self.tempering)
+            r = posterior_of(law, self.log_public, self.theta)
+            step = r.mean - self.theta
             self.arrived = float(step @ r.precision @ step) < short**2 * len(step)
             if self.arrived:
-                return
-            if float(step @ J @ before) < 0:  # beyond it
+                break
+            if float(step @ found.J @ before) < 0:  # beyond it
                 longest /= 2
-            scores = math.sqrt(max(float(step @ J @ step), 0.0) / self.design.n_units)
+            scores = math.sqrt(max(float(step @ found.J @ step), 0.0) / self.design.n_units)
             before = step * min(1.0, longest / max(scores, 1e-300))
-            theta = theta + before
+            self.theta = self.theta + before
+        self.theta = r.mean
+        return r
 
-    def compare(self, known: Posterior) -> None:
-        """The last answer, and what had been known before: see :class:`~pymc_dp.surrogate.normal.model.NormalSurrogate`."""
-        last, d = self.answers[-1], len(self.start)
-        expected = self._expected(last.theta, [last], _LAST[0])
-        said, M = last.total - expected.mean, expected.M
-        spread = expected.Q + last.noise**2 * np.eye(d) + M @ known.covariance @ M.T
-        self.surprise = math.sqrt(max(float(said @ np.linalg.solve(spread, said)), 0.0) / d)
-        off = last.V @ np.linalg.pinv(M @ last.V, rcond=1e-9) @ said
-        self.off = off / np.sqrt(np.diag(np.linalg.inv(known.exact)))
+    def is_near(self, r: Posterior) -> bool:
+        """Whether units' scores are about what they would be at the mode."""
+        spread = float(np.trace(r.law.J @ r.covariance)) / self.tempering
+        return spread < _NEAR**2 * self.design.n_units
+
+    def compared(self, before: Posterior) -> tuple[float, Vector]:
+        """How far the last answer is from what those before had predicted, in sds; and in every parameter's."""
+        last, d = self.answers[-1], len(self.theta)
+        at = last.question
+        expected = self.expected(at.theta, [at], _LAST[0])
+        off, M = last.total - expected.mean, expected.M
+        spread = expected.Q + last.noise**2 * np.eye(d) + M @ before.covariance @ M.T
+        surprise = math.sqrt(max(float(off @ np.linalg.solve(spread, off)), 0.0) / d)
+        step = at.V @ np.linalg.pinv(M @ at.V, rcond=_NOUGHT) @ off
+        return surprise, step / np.sqrt(np.diag(np.linalg.inv(before.exact)))
 
 
 def fit_design(
@@ -316,8 +336,10 @@ def fit_design(
         Asked for everything that is known of outcomes, and spent afterwards.
     design : PublicDesign
         What is known of everything else.
-    log_public, start, tempering, watch, on_progress
+    log_public, start, tempering, on_progress
         As in :func:`~pymc_dp.surrogate.normal.fit.fit_normal`.
+    watch : callable, optional
+        Told after the search how many queries there were and what they say. It may raise, and the rest is not spent here.
 
     Returns
     -------
@@ -329,23 +351,61 @@ def fit_design(
     public covariates and of earlier releases; see :class:`~pymc_dp.records.measurements.Measurements` for their
     sensitivity. **Guarantee**: together one Gaussian release of the budget's multiplier.
     """
+    run, share = _Run(measure, start, design, log_public, tempering), _FIRST
     try:
-        run, share = _Run(measure, design, log_public, start, tempering), _FIRST
-        while not run.is_near and measure.spent + share <= _MOST:
+        while True:
             run.ask(share)
-            on_progress(f"query {len(run.answers)} on the way to the mode")
-            run.update(*_ON_THE_WAY)
-            share *= 2
-        known = run.posterior
-        watch(len(run.answers), known)
+            rounds = len(run.answers)
+            on_progress(f"query {rounds} on the way to the mode")
+            before, share = run.known(*_ON_THE_WAY), 2 * share
+            if run.is_near(before) or measure.spent + share > _MOST:
+                break
+        watch(rounds, before)
         on_progress("the last query, with all that is left")
         run.ask(1 - measure.spent)
-        run.update(*_LAST)
-        run.compare(known)
-        r, last = run.posterior, run.answers[-1]
+        r = run.known(*_LAST)
+        surprise, off = run.compared(before)
     except (np.linalg.LinAlgError, OverflowError):  # of released numbers
         return nothing(log_public, start)
+    last = run.answers[-1].question
     return NormalSurrogate(
-        posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=math.nan, surprise=run.surprise, off=run.off,
-        improbable=improbable(log_public, start, r.mean), rounds=len(run.answers) - 1, arrived=run.arrived,
+        posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=math.nan, surprise=surprise, off=off,
+        improbable=improbable(log_public, start, r.mean), rounds=rounds, arrived=run.arrived,
     )  # fmt: skip
+
+
+def expected_shifts(
+    design: PublicDesign, log_public: LogPrior, theta: Vector, noise: float, tempering: float
+) -> tuple[float, float]:
+    r"""How far noise will move a posterior, in its sds per parameter, if its mode is at θ. Reads no outcomes.
+
+    Parameters
+    ----------
+    design, log_public, tempering
+        As in :func:`fit_design`.
+    theta : ndarray, shape (d,)
+    noise : float
+        Standard deviation of the whole budget's noise, at a bound of 1.
+
+    Returns
+    -------
+    shift : float
+        After one query at the mode.
+    if_private : float
+        If covariates were private, and the best bound for plainly clipped scores and the curvature known.
+    """
+    asker, d = _Asker(design, log_public, tempering), len(theta)
+    at = asker.question(theta, noise)
+    found = asker.expected(theta, [at], _LAST[0])
+    law = found.law(theta, found.mean, np.full(d, noise * at.bound), tempering)
+    of_prior = -log_public.hessian(theta)
+    P = positive(law.J + of_prior, 1e-12)
+    known = [(w, np.linalg.norm(tempering * z @ at.V, axis=2)) for w, (z,) in design.scores(theta, [theta], 0, _CHOSEN)]
+    longest = max(float(sizes.max()) for _, sizes in known)
+    # As for any clipped sum: noise, and what all that is clipped may add up to, in squares.
+    costs = [
+        noise**2 * b**2 + sum(float((w * np.maximum(sizes - b, 0.0)).sum()) for w, sizes in known) ** 2 / d
+        for b in longest * 2.0 ** -np.linspace(0, 8, 50)
+    ]
+    posterior = Posterior(law, theta, P, P, of_prior)
+    return posterior.privacy_shift, math.sqrt(min(costs))
