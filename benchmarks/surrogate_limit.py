@@ -62,7 +62,12 @@ def row(name, epsilon, asked, found):
 
 def normal(epsilon, model, public):
     return DPSurrogate(
-        family="normal", chains=1, draws=1, epsilon=epsilon, model=model, public=["X"] if public else []
+        family="normal",
+        chains=1,
+        draws=1,
+        epsilon=epsilon,
+        model=model,
+        public=["X"] if public else [],
     )
 
 
@@ -115,7 +120,9 @@ def main():
             if asked.real:
                 rows.append(on_real_data(name, epsilon, asked.replications, asked.public))
             else:
-                row_of = simulated(name, epsilon, asked.n, asked.replications, asked.seed, asked.public)
+                row_of = simulated(
+                    name, epsilon, asked.n, asked.replications, asked.seed, asked.public
+                )
                 rows.append(row_of)
             print(*[f"{x:.3g}" if isinstance(x, float) else x for x in rows[-1]], flush=True)
     where = "real data" if asked.real else f"simulated data, n = {asked.n:,}"

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,11 @@ from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours, neighbours_na
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import quiet_pymc
+from pymc_dp.records.design import public_design
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.surrogate.normal.design import fit_design
 from pymc_dp.surrogate.normal.diagnosis import diagnose
 from pymc_dp.surrogate.normal.fit import fit_normal
 
@@ -170,6 +172,8 @@ def expected_privacy_shift(
         words = np.full(SECRET_WORDS, random_seed, dtype=np.uint64)
         records_of = LocalRecords(compiled, 1, words=words)
         made_up = records_of.of_data(rows, compiled.roles.unit_of_record)
+        design = public_design(compiled, rows) if relation.public_size else None
+        fit = fit_normal if design is None else partial(fit_design, design=design)
     delta = Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)
     parameters = compiled.parameters
 
@@ -181,7 +185,7 @@ def expected_privacy_shift(
             curator = Curator(made_up, InsecureSeededNoise(random_seed + run), relation)
             privacy_filter = PrivacyFilter(Permit(run, 0, (Gaussian(z),)), z)
             with np.errstate(all="ignore"):
-                surrogate = fit_normal(
+                surrogate = fit(
                     PaidMeasurements(curator, privacy_filter), compiled.log_public, parameters.start
                 )
             if diagnose(surrogate, list(parameters.labels), parameters.largest).usable:

@@ -103,11 +103,6 @@ class SimulatedScores:
         """Whether all outcomes are taken, and none is drawn."""
         return self._values is not None
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether all outcomes are taken, and none is drawn."""
-        return self._values is not None
-
     def _check(self, theta: Vector) -> None:
         """Draw made-up outcomes, of one record at least that the model's laws take: as with an exposure above 0.
 

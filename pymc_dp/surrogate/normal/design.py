@@ -204,7 +204,9 @@ class _Asker:
             return _Reach.of(weights, z)
         return _Reach(np.zeros(z.shape[1:]), *np.zeros((2, z.shape[1])))
 
-    def _bound(self, scores: Sequence[tuple[Vector, Vector]], of_prior: Vector, noise: float) -> float:
+    def _bound(
+        self, scores: Sequence[tuple[Vector, Vector]], of_prior: Vector, noise: float
+    ) -> float:
         """The bound with which the posterior's variances are least, noise and what is lost by clipping together.
 
         Parameters
@@ -229,7 +231,7 @@ class _Asker:
             known = scale**2 * found.M.T @ np.linalg.solve(Q, found.M)
             return float(np.trace(np.linalg.inv(positive(self.tempering * known + of_prior))))
 
-        longest = math.log(max(float(np.linalg.norm(z, axis=2).max()) for _, z in some) + 1e-100)
+        longest = math.log(max(float(np.max(np.linalg.norm(z, axis=2))) for _, z in some) + 1e-100)
         coarse = longest - _OCTAVE * np.arange(_OCTAVES)
         best = coarse[int(np.argmin([cost(x) for x in coarse]))]
         near = best - _OCTAVE, best + _OCTAVE
@@ -242,7 +244,9 @@ class _Asker:
         found = _Moments(d, d * len(questions))
         places = [theta, *(question.theta for question in questions)]
         for w, (score, *others) in self.design.scores(theta, places, 1, draws):
-            terms = [question.terms(z, first) for question, z in zip(questions, others, strict=True)]
+            terms = [
+                question.terms(z, first) for question, z in zip(questions, others, strict=True)
+            ]
             found.add(w, score, np.concatenate(terms, axis=2))
             first += w.shape[1]
         return found if self.design.is_exact else found.of_draws()
@@ -320,10 +324,10 @@ class _Run(_Asker):
 
 def fit_design(
     measure: Measurements,
-    design: PublicDesign,
     log_public: LogPrior,
     start: Vector,
     *,
+    design: PublicDesign,
     tempering: float = 1.0,
     watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
     on_progress: Callable[[str], None] = lambda _: None,
@@ -334,10 +338,10 @@ def fit_design(
     ----------
     measure : Measurements
         Asked for everything that is known of outcomes, and spent afterwards.
-    design : PublicDesign
-        What is known of everything else.
     log_public, start, tempering, on_progress
         As in :func:`~pymc_dp.surrogate.normal.fit.fit_normal`.
+    design : PublicDesign
+        What is known of everything else.
     watch : callable, optional
         Told after the search how many queries there were and what they say. It may raise, and the rest is not spent here.
 
@@ -400,11 +404,15 @@ def expected_shifts(
     law = found.law(theta, found.mean, np.full(d, noise * at.bound), tempering)
     of_prior = -log_public.hessian(theta)
     P = positive(law.J + of_prior, 1e-12)
-    known = [(w, np.linalg.norm(tempering * z @ at.V, axis=2)) for w, (z,) in design.scores(theta, [theta], 0, _CHOSEN)]
-    longest = max(float(sizes.max()) for _, sizes in known)
+    known = [
+        (w, np.linalg.norm(tempering * z @ at.V, axis=2))
+        for w, (z,) in design.scores(theta, [theta], 0, _CHOSEN)
+    ]
+    longest = max(float(np.max(sizes)) for _, sizes in known)
     # As for any clipped sum: noise, and what all that is clipped may add up to, in squares.
     costs = [
-        noise**2 * b**2 + sum(float((w * np.maximum(sizes - b, 0.0)).sum()) for w, sizes in known) ** 2 / d
+        noise**2 * b**2
+        + sum(float((w * np.maximum(sizes - b, 0.0)).sum()) for w, sizes in known) ** 2 / d
         for b in longest * 2.0 ** -np.linspace(0, 8, 50)
     ]
     posterior = Posterior(law, theta, P, P, of_prior)
