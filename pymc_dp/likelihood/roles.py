@@ -17,7 +17,7 @@ from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.likelihood.containment import find_outside_likelihood
 from pymc_dp.likelihood.naming import UNNAMED
 from pymc_dp.likelihood.nodes import RecordData, data_nodes, values_of
-from pymc_dp.likelihood.origins import Origins
+from pymc_dp.likelihood.origins import Origins, lengths_of_leaves
 from pymc_dp.likelihood.refusals import (
     refuse_hidden,
     refuse_latents_per_record,
@@ -175,7 +175,8 @@ def _record_data(
     }
     graphs = [*model.observed_RVs, *values]
     # A series' own past is in its law: that is no outcome that the rest could be known without.
-    read = set(data_nodes(model.observed_RVs, model.free_RVs))
+    lengths = lengths_of_leaves(model.observed_RVs, model.free_RVs)
+    read = set(data_nodes(model.observed_RVs, [*model.free_RVs, *lengths]))
     for node, name in origins.leaves(graphs, model.free_RVs).items():
         public = origins.is_declared(name)
         if node in observed:

@@ -28,11 +28,18 @@ _FIRST, _MOST = 0.01, 0.3
 """Share of the first query, and of all of the search. Each costs twice as much as the one before."""
 _NEAR = 0.2
 """Sds of a unit's score by which it is uncertain where the mode is, root mean square: then the last query is asked there."""
+_FAR = 0.5
+"""The same of a place at which scores are not what they are at the mode: from there one sees less than one thinks, as all
+of a group's counts may be above their bound."""
+_LEAST_GAINED = 0.1
+"""Of a variance, by the last query: without noise the first has told all, and what is left is chance in what was drawn."""
 _CHOSEN = 32
 """Outcomes that are drawn of a unit, to choose what is asked."""
 _ON_THE_WAY, _LAST = (8, 0.5), (16, 0.3)
 """The same, to know the mean of what was answered; and the length of a step that no other follows, in sds of the law, of
 which such means are off by √½ over the root of that number at most."""
+_DRAWN, _MOST_DRAWN = 2**18, 256
+"""Outcomes of all units at the end, at least: of a few hundred, those of ten that matter most make the width."""
 _LOOKED_AT = 2**19
 """Numbers of simulated scores that a bound is chosen by, at most: of more units, every second one, or third."""
 _OCTAVE, _OCTAVES = math.log(2.0), 10
@@ -306,20 +313,27 @@ class _Run(_Asker):
         return r
 
     def is_near(self, r: Posterior) -> bool:
-        """Whether units' scores are about what they would be at the mode."""
-        spread = float(np.trace(r.law.J @ r.covariance)) / self.tempering
-        return spread < _NEAR**2 * self.design.n_units
+        """Whether units' scores are about what they would be at the mode, and were about that where the last query was."""
+        way = r.mean - self.answers[-1].question.theta
+        scores = float(np.trace(r.law.J @ r.covariance)), float(way @ r.law.J @ way)
+        return max(scores[0] / _NEAR**2, scores[1] / _FAR**2) < self.tempering * self.design.n_units
 
-    def compared(self, before: Posterior) -> tuple[float, Vector]:
-        """How far the last answer is from what those before had predicted, in sds; and in every parameter's."""
-        last, d = self.answers[-1], len(self.theta)
-        at = last.question
-        expected = self.expected(at.theta, [at], _LAST[0])
-        off, M = last.total - expected.mean, expected.M
-        spread = expected.Q + last.noise**2 * np.eye(d) + M @ before.covariance @ M.T
-        surprise = math.sqrt(max(float(off @ np.linalg.solve(spread, off)), 0.0) / d)
-        step = at.V @ np.linalg.pinv(M @ at.V, rcond=_NOUGHT) @ off
-        return surprise, step / np.sqrt(np.diag(np.linalg.inv(before.exact)))
+
+def _at_the_end(design: PublicDesign) -> int:
+    """How many outcomes of a unit are drawn then."""
+    return min(max(_LAST[0], math.ceil(_DRAWN / design.n_units)), _MOST_DRAWN)
+
+
+def _compared(before: Posterior, after: Posterior) -> tuple[float, Vector]:
+    """How far the last answer has moved what was known, in the sds that it had by it; and in every parameter's own.
+
+    Means of posteriors move by as much as their covariance shrinks.
+    """
+    moved, R = after.mean - before.mean, whitening(after.precision).T @ after.precision
+    gained = positive(symmetric(R @ before.covariance @ R.T) - np.eye(len(moved)), _LEAST_GAINED)
+    in_sds = R @ moved
+    surprise = math.sqrt(float(in_sds @ np.linalg.solve(gained, in_sds)) / len(moved))
+    return surprise, moved / np.sqrt(np.diag(np.linalg.inv(after.exact)))
 
 
 def fit_design(
@@ -367,8 +381,8 @@ def fit_design(
         watch(rounds, before)
         on_progress("the last query, with all that is left")
         run.ask(1 - measure.spent)
-        r = run.known(*_LAST)
-        surprise, off = run.compared(before)
+        r = run.known(_at_the_end(design), _LAST[1])
+        surprise, off = _compared(before, r)
     except (np.linalg.LinAlgError, OverflowError):  # of released numbers
         return nothing(log_public, start)
     last = run.answers[-1].question
@@ -400,7 +414,7 @@ def expected_shifts(
     """
     asker, d = _Asker(design, log_public, tempering), len(theta)
     at = asker.question(theta, noise)
-    found = asker.expected(theta, [at], _LAST[0])
+    found = asker.expected(theta, [at], _at_the_end(design))
     law = found.law(theta, found.mean, np.full(d, noise * at.bound), tempering)
     of_prior = -log_public.hessian(theta)
     P = positive(law.J + of_prior, 1e-12)
