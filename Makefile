@@ -66,6 +66,7 @@ benchmarks: $(VENV)/.ready-benchmarks
 	$(BIN)/python benchmarks/federated.py
 	$(BIN)/python benchmarks/surrogate_limit.py
 	$(BIN)/python benchmarks/surrogate_constants.py
+	$(BIN)/python benchmarks/centring.py
 	$(BIN)/python benchmarks/surrogate_limit.py --n 200000 --replications 10
 	$(BIN)/python benchmarks/surrogate_limit.py --real --replications 8
 	$(BIN)/python benchmarks/groups.py

@@ -46,11 +46,14 @@ class Scores(NamedTuple):
         The same at outcomes of the model's.
     weights : ndarray, shape (outcomes, units)
         Of these: probabilities, or equal.
+    exact : bool
+        Whether they are all outcomes that there are, and not draws.
     """
 
     observed: Vector
     simulated: Vector
     weights: Vector
+    exact: bool
 
 
 class SimulatedScores:
@@ -137,13 +140,13 @@ class SimulatedScores:
             if self._values is None:
                 drawn = [chunk.per_unit(self._at_draw(theta, rows)) for _ in range(_DRAWN)]
                 weights = np.full((_DRAWN, len(observed)), 1 / _DRAWN)
-                yield Scores(observed, np.stack(drawn), weights)
+                yield Scores(observed, np.stack(drawn), weights, False)
                 continue
             placed = [self._outcomes.put([value], rows) for value in self._values]
             logs = np.stack([self._likelihood.evaluate_rows(theta, some) for some in placed])
             weights = np.exp(logs - logs.max(axis=0))
             scores = np.stack([self._gradients.of_rows(theta, some) for some in placed])
-            yield Scores(observed, scores, weights / weights.sum(axis=0))
+            yield Scores(observed, scores, weights / weights.sum(axis=0), True)
 
     def _at_draw(self, theta: Vector, rows: Sequence[NDArray[Any]]) -> Vector:
         return self._likelihood.shielded(

@@ -124,6 +124,11 @@ class Score:
     Here :math:`z = T\, V^\top \nabla\ell(\theta)`, and the expectation is that of outcomes given the unit's covariates. As
     :math:`E[z] = 0`, it is the covariance of z with the factor that clips it: what is not clipped adds no noise to it.
 
+    Where outcomes are drawn, a clipped draw counts if another draw of its unit is clipped, too. What is expected of a unit that
+    its covariates make long, whatever its outcome, is a matter of the model's middle, which the data have shaped. What is
+    expected of one that a rare outcome alone makes long is a matter of the model's tail; where that is wrong, centring leads further
+    astray than clipping does.
+
     Parameters
     ----------
     theta : ndarray, shape (d,)
@@ -149,11 +154,12 @@ class Score:
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
         W = _of_all(units, self.tempering * self.V)
-        for observed, simulated, weights in records.scores(self.theta):
+        for observed, simulated, weights, exact in records.scores(self.theta):
             z = _finite(simulated @ W)
             factor = shrink(np.linalg.norm(z, axis=2), self.bound)
+            kappa = _centred(factor < 1, exact)
             factor = weights * (factor - (weights * factor).sum(axis=0))
-            yield clip(observed @ W, self.bound) - np.einsum("kn,knd->nd", factor, z)
+            yield clip(observed @ W, self.bound) - np.einsum("kn,knd->nd", kappa * factor, z)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +194,22 @@ class Information:
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
         W = _of_all(units, self.tempering * self.V)
-        for _, simulated, weights in records.scores(self.theta):
+        for _, simulated, weights, _ in records.scores(self.theta):
             z = _finite(simulated @ W)
             kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)
             left, right = z.transpose(1, 2, 0) / self.tempering, z.transpose(1, 0, 2)
             both = [as_vectors((left * w.T[:, None, :]) @ right) for w in (weights, kept)]
             yield np.concatenate(both, axis=1)
+
+
+def _centred(clipped: NDArray[np.bool_], exact: bool) -> NDArray[np.bool_]:
+    """Which outcomes of which units are centred by, shape (outcomes, units).
+
+    In the mean over 18 data sets and three budgets, errors at the mode are 1.01 times those of one release with the best
+    bound; centred by all draws 1.07, 2.99 at worst in place of 1.38; not centred 1.06, and up to 3 times as large
+    where some records alone tell of a parameter (`benchmarks/centring.py`).
+    """
+    return np.logical_or(exact, clipped.sum(axis=0) > clipped)
 
 
 def _of_all(units: Units | None, W: Vector) -> Vector:

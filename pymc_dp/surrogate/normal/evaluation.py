@@ -21,7 +21,7 @@ _BEYOND = 6.0
 With 3 errors are 1.1 times as large, with 12 too."""
 _BEYOND_INFORMATION = 1.0
 """The same of information, where all that is clipped points in one direction."""
-_OF_CLIPPED = 0.3
+_OF_CLIPPED = 0.5
 """Part of what the bound clips that may be biased: centring takes off the rest as far as the model is right."""
 _OF_SCORES = 0.6
 """Of a share for sizes, the part for those of scores; the rest is for those of information."""
