@@ -63,9 +63,10 @@ def check_epsilon(epsilon: Any) -> float:
     return number
 
 
-def check_delta(delta: Any) -> float:
-    """`delta` as a float, if it lies strictly between 0 and 1."""
-    return fraction("delta", delta)
+def check_delta(delta: Any, *, zero_allowed: bool = False) -> float:
+    """`delta` as a float, if it lies strictly between 0 and 1, or is 0 where pure privacy is meant by that."""
+    number = _as_float(delta)
+    return number if zero_allowed and number == 0 else fraction("delta", delta)
 
 
 def check_rate(name: str, rate: Any) -> float:
