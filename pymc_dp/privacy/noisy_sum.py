@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pymc_dp.checks import check_rate
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, MAX_LENGTH, RESOLUTION, clipped_sum
-from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
+from pymc_dp.privacy.events import Event, Gaussian, L2Mechanism, PoissonGaussian
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.plans import Permit
@@ -34,10 +34,10 @@ def release(
     permit: Permit,
     noise: NoiseSource,
 ) -> NDArray[Any]:
-    """Whole numbers with discrete Gaussian noise: paid for first, then counted, then noised.
+    """Whole numbers with noise: paid for first, then counted, then noised.
 
-    Every Gaussian release goes through here. What it promises is what its caller proves of the numbers: that
-    `event` covers noise of this scale.
+    Every release with Gaussian noise, or that of the ℓ2 mechanism, goes through here. What it promises is what its
+    caller proves of the numbers: that `event` covers noise of this scale.
 
     Parameters
     ----------
@@ -45,9 +45,10 @@ def release(
         ``address ->`` whole numbers computed from records, shape (k,). Called once, after the permit is
         taken; the address tells this release from all others.
     event : Event
-        What it costs.
+        What it costs. For :class:`~pymc_dp.privacy.events.L2Mechanism` the noise is that of the ℓ2 mechanism,
+        otherwise discrete Gaussian.
     scale : float
-        Standard deviation of the noise; 0 for none.
+        Scale of the noise, of a Gaussian its standard deviation; 0 for none.
     permit : Permit
         Must still contain the event.
     noise : NoiseSource
@@ -63,7 +64,10 @@ def release(
     """
     address = permit.take(event)
     numbers = counted(address)
-    return numbers + noise.discrete_gaussian(scale, numbers.size, address) if scale > 0 else numbers
+    if scale == 0:
+        return numbers
+    draw = noise.l2 if isinstance(event, L2Mechanism) else noise.discrete_gaussian
+    return numbers + draw(scale, numbers.size, address)
 
 
 def noisy_sum(
@@ -176,6 +180,59 @@ def noisy_total(
         lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
         Gaussian(noise_multiplier),
         neighbours.noise_sd(RESOLUTION, noise_multiplier, acute),
+        permit,
+        noise,
+    )
+    return _in_units_of_terms(total, dimension, bound)
+
+
+def l2_noisy_total(
+    parts: Iterable[NDArray[np.int64]],
+    *,
+    dimension: int | None = None,
+    bound: float,
+    noise_multiplier: float,
+    permit: Permit,
+    noise: NoiseSource,
+    neighbours: Neighbours = SUBSTITUTE_ONE,
+) -> NDArray[np.float64]:
+    r"""Sum over units of clipped terms, plus noise of the ℓ2 mechanism.
+
+    .. math:: \sum_i \operatorname{clip}_B(v_i) + X, \qquad
+              X \sim \text{density} \propto e^{-\lVert x \rVert_2 / (z \cdot \kappa B)}
+
+    **Neighbouring relation** and **sensitivity**: those of :func:`noisy_sum`, κB in L2 norm. **Guarantee**: one
+    ``L2Mechanism(noise_multiplier, dimension)`` event; 1/z-DP, and (ε, δ)-DP with
+    :func:`~pymc_dp.privacy.l2_mechanism.l2_delta` (Joseph, Kulesza and Yu, 2025; proved on the page of the ℓ2
+    mechanism).
+
+    What is released is the sum of integers plus X on their grid, rounded to the grid: a function of the continuous
+    mechanism's output. So there is no allowance for a grid: see :func:`~pymc_dp.privacy.l2_noise.l2_noise`.
+
+    Parameters
+    ----------
+    parts, dimension, bound, permit, noise, neighbours
+        As in :func:`noisy_total`.
+    noise_multiplier : float
+        z. The standard deviation of the noise in an entry is z · κB · √(d + 1).
+
+    Returns
+    -------
+    ndarray, shape () or (dimension,)
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If the bound or the multiplier is out of range, or the dimension more than
+        :data:`~pymc_dp.privacy.events.MAX_L2_DIMENSION`.
+    PrivacyBudgetExceeded
+        As :func:`noisy_sum`.
+    """
+    _check(dimension, None, bound, noise_multiplier, noise)
+    total = release(
+        lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
+        L2Mechanism(noise_multiplier, dimension or 1),
+        neighbours.of_sum(RESOLUTION) * noise_multiplier,
         permit,
         noise,
     )

@@ -1,5 +1,6 @@
 """From exact sums to releases: what is asked of the records, answered with noise."""
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -9,7 +10,12 @@ from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.histogram import PrivateHistogram, noisy_counts
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noisy_total, poisson_noisy_total
+from pymc_dp.privacy.noisy_sum import (
+    check_bound,
+    l2_noisy_total,
+    noisy_total,
+    poisson_noisy_total,
+)
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.queries import CentredIndicator, Query, UnitCount, Vector, is_acute
 from pymc_dp.records.sums import RecordSums
@@ -110,6 +116,38 @@ class Curator:
             noise_multiplier=noise_multiplier,
             permit=permit,
             noise=self._noise,
+        )
+
+    def l2_sum(self, of: Query, *, bound: float, noise_multiplier: float, permit: Permit) -> Vector:
+        """Sum of the units' clipped terms with noise of the ℓ2 mechanism.
+
+        **Sensitivity** κB in L2 norm under the curator's neighbours. **Guarantee**: one L2Mechanism event of
+        :func:`~pymc_dp.privacy.noisy_sum.l2_noisy_total`.
+
+        Parameters
+        ----------
+        of, bound, permit
+            As in :meth:`sum`.
+        noise_multiplier : float
+            z: the scale of the noise is z · κB, its standard deviation in an entry √(d + 1) times that.
+
+        Returns
+        -------
+        ndarray, shape () or (dimension,)
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If the permit does not cover it. No records have been read then.
+        """
+        return l2_noisy_total(
+            (self._records.total(asked, bound) for asked in [of]),
+            dimension=of.dimension,
+            bound=bound,
+            noise_multiplier=noise_multiplier,
+            permit=permit,
+            noise=self._noise,
+            neighbours=self.neighbours,
         )
 
     def counts(
@@ -213,6 +251,26 @@ class PaidMeasurements:
         self._note(getattr(of, "about", _SIZES), share)
         released = self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
         return released, self._curator.neighbours.noise_sd(bound, z, is_acute(of))
+
+    def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
+        """Sum of the units' clipped terms by the ℓ2 mechanism, and the noise's standard deviation in each entry.
+
+        All that is left goes for it: :meth:`~pymc_dp.privacy.filter.PrivacyFilter.exchange`. **Guarantee**: that of
+        :meth:`Curator.l2_sum`.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If it is no longer to be had.
+        PrivacyConfigurationError
+            If the bound is of no use, or the option is for another dimension. Nothing is spent then.
+        """
+        check_bound(bound)
+        dimension, before = of.dimension or 1, self.spent
+        z, permit = self._filter.exchange(dimension)
+        self._note(getattr(of, "about", _SIZES), 1 - before)
+        released = self._curator.l2_sum(of, bound=bound, noise_multiplier=z, permit=permit)
+        return released, self._curator.neighbours.of_sum(bound) * z * math.sqrt(dimension + 1)
 
     def count(self, of: Query, share: float) -> tuple[float, float]:
         """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation.

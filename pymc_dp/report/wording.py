@@ -4,7 +4,16 @@ import math
 from collections.abc import Mapping
 
 from pymc_dp.diagnostics import meaning_of
-from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, Pure
+from pymc_dp.privacy.events import (
+    BarkerBatch,
+    Event,
+    Gaussian,
+    GaussianOrL2,
+    L2Mechanism,
+    Laplace,
+    PoissonGaussian,
+    Pure,
+)
 from pymc_dp.privacy.guarantee import FALSE_ALARMS, at_most, told_apart
 from pymc_dp.privacy.neighbours import neighbours_named
 from pymc_dp.report.facts import Facts
@@ -178,6 +187,12 @@ def how_to_check(report: Facts) -> tuple[str, str]:
         return (
             "No public accountant knows Barker tests on batches. Their Rényi divergence is derived "
             "in pymc-dp's documentation (“Subsampled accounting”), with the numbers to compare.",
+            "",
+        )
+    if any(isinstance(e, L2Mechanism | GaussianOrL2) for e in report.releases):
+        return (
+            "No public accountant knows the ℓ2 mechanism. The density of its privacy loss, which is all that there is to "
+            "know, is derived in pymc-dp's documentation (“The ℓ2 mechanism”), with a program that composes it.",
             "",
         )
     return (
