@@ -28,11 +28,13 @@ ORDINARY = [
     "beta_regression", "ordered_logistic", "censored_weibull", "logistic_with_coords", "normal_mixture",
     "zero_inflated_poisson", "bambi_gaussian", "log_normal_with_varying_scale", "probit",
 ]  # fmt: skip
-RULES = {"none": np.inf, "0.2": 0.2, "0.1": 0.1, "0.05": 0.05, "all": None}
-COLUMNS = [
-    "centred from p0 =",
-    *(f"ε = {e:g}: {what}" for e in EPSILONS for what in ("mean", "worst")),
-]
+RULES = {
+    "none": lambda clipped, exact: 0.0,
+    "few values only": lambda clipped, exact: float(exact),
+    "as it is": queries._centred,
+    "all": lambda clipped, exact: 1.0,
+}
+COLUMNS = ["centred", *(f"ε = {e:g}: {what}" for e in EPSILONS for what in ("mean", "worst"))]
 
 
 def compiled_model(name):

@@ -111,6 +111,7 @@ class Evaluator:
         parts: Parts,
         before: Evaluation | None = None,
         least: float = 0.0,
+        l2: bool = False,
     ) -> Evaluation:
         """Ask for everything at a place.
 
@@ -134,31 +135,35 @@ class Evaluator:
             *(before.sizes if before else ()),
             measure.histogram(plain, _OF_SCORES * of_sizes, BINS_PER_OCTAVE),
         )
-        number = self._number(_BEYOND, d, for_scores)
+        z = measure.l2_multiplier(d) if l2 else measure.multiplier(for_scores)
+        number = self._number(_BEYOND, d, z)
         b, excess = size_exceeded_by(number, *pooled(sizes))
         b = max(b, least)
-        score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
         clipped = _OF_CLIPPED * number * excess * b / math.sqrt(d)
+        if not l2:
+            score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
 
         of = Information(theta, V, b, T)
         sizes_of_information = (
             *(before.sizes_of_information if before else ()),
             measure.histogram(of, (1 - _OF_SCORES) * of_sizes, BINS_PER_OCTAVE),
         )
-        number = self._number(_BEYOND_INFORMATION, d, for_information)
+        number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information))
         largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
         # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
         for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information))
         C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
         information, kept = (as_matrix(half, d) for half in np.split(packed, 2))
+        if l2:
+            score, noise = measure.last_sum(Score(theta, V, b, T), b)
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, clipped), information, kept, information_sd, largest, sizes,
             sizes_of_information,
         )  # fmt: skip
 
-    def _number(self, beyond: float, d: int, share: float) -> float:
-        return min(beyond * math.sqrt(d) / (self.mu * math.sqrt(share)), self.n_units / 3)
+    def _number(self, beyond: float, d: int, multiplier: float) -> float:
+        return min(beyond * math.sqrt(d) * multiplier, self.n_units / 3)
 
     def squares(self, theta: Vector, share: float) -> Vector:
         """Sums of the squares of units' scores in every parameter, shape (d,); 0 where nothing stands out of the noise.
