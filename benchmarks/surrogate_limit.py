@@ -36,7 +36,7 @@ def one(step, exact, truth, rng_limit):
     inside = np.abs(p.mean - (exact.mode if truth is None else truth)) < 1.645 * sds
     added = p.privacy_shifts * np.sqrt(np.diag(np.linalg.inv(p.exact)))
     return {
-        "limit": exact.limit(2 * step._z, rng_limit),
+        "limit": exact.limit(2 * step.run.multiplier_of_one(), rng_limit),
         "error": np.square(exact.error(p.mean)), "shift": p.privacy_shift, "inside": inside.mean(),
         "exact": np.nan if truth is None else np.mean(np.abs(exact.mode - truth) < 1.645 * exact.sds),
         "wider": np.mean(sds / exact.sds), "own": np.mean(((p.mean - exact.mode) / added) ** 2),

@@ -271,7 +271,7 @@ def _additive_noise_epsilon(events: Sequence[Event], delta: float) -> float:
     bounds = [bound for e in events for bound in _gaussian_bound(e)]
     simple = float(gaussian_epsilon(gaussian_mu(bounds), delta))
     gaussians = [e for e in events if isinstance(e, Gaussian)]
-    if len(gaussians) == len(events):
+    if len(gaussians) == len(events) or math.isinf(simple):
         return simple
     simple += _rounded_up(math.fsum(map(_pure_epsilon, events)))
     sizes = [

@@ -208,6 +208,19 @@ class Measurements(Protocol):
         """Noisy histogram of the sizes of the units' terms."""
         ...
 
+    @property
+    def before_last_sum(self) -> float:
+        """Share that may still be spent before a :meth:`last_sum`: 0 if there can be none."""
+        ...
+
+    def last_multiplier(self, dimension: int) -> float:
+        """Noise standard deviation in every entry / sensitivity of a :meth:`last_sum`."""
+        ...
+
+    def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
+        """Noisy sum for all that is left, and the noise's standard deviation in each entry."""
+        ...
+
 
 class PaidMeasurements:
     """What a curator answers for the content of a privacy filter: one home of :class:`Measurements`.
@@ -252,6 +265,17 @@ class PaidMeasurements:
         released = self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
         return released, self._curator.neighbours.noise_sd(bound, z, is_acute(of))
 
+    @property
+    def before_last_sum(self) -> float:
+        """See :class:`Measurements`."""
+        option = self._filter.option
+        return 0.0 if option is None else option.share - self.spent
+
+    def last_multiplier(self, dimension: int) -> float:
+        """See :class:`Measurements`."""
+        option = self._filter.option
+        return math.inf if option is None else option.noise_multiplier * math.sqrt(dimension + 1)
+
     def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
         """Sum of the units' clipped terms by the ℓ2 mechanism, and the noise's standard deviation in each entry.
 
@@ -267,10 +291,10 @@ class PaidMeasurements:
         """
         check_bound(bound)
         dimension, before = of.dimension or 1, self.spent
+        sd = self._curator.neighbours.of_sum(bound) * self.last_multiplier(dimension)
         z, permit = self._filter.exchange(dimension)
         self._note(getattr(of, "about", _SIZES), 1 - before)
-        released = self._curator.l2_sum(of, bound=bound, noise_multiplier=z, permit=permit)
-        return released, self._curator.neighbours.of_sum(bound) * z * math.sqrt(dimension + 1)
+        return self._curator.l2_sum(of, bound=bound, noise_multiplier=z, permit=permit), sd
 
     def count(self, of: Query, share: float) -> tuple[float, float]:
         """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation.

@@ -209,7 +209,7 @@ def _centred(clipped: NDArray[np.bool_], exact: bool) -> NDArray[np.bool_]:
     bound; centred by all draws 1.07, 2.99 at worst in place of 1.38; not centred 1.06, and up to 3 times as large
     where some records alone tell of a parameter (`benchmarks/centring.py`).
     """
-    return np.logical_or(exact, clipped.sum(axis=0) > clipped)
+    return np.asarray(np.logical_or(exact, clipped.sum(axis=0) > clipped))
 
 
 def _of_all(units: Units | None, W: Vector) -> Vector:

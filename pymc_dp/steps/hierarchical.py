@@ -71,6 +71,9 @@ class HierarchicalFamily:
         self.surrogate: GroupPosterior | None = None
         self.finish: Callable[[], Drawn] | None = None
 
+    def last_sum(self, mu: float, n_units: int | None) -> None:
+        """See :class:`~pymc_dp.steps.family.Family`: there is none."""
+
     def compile(self) -> None:
         """See :class:`~pymc_dp.steps.family.Family`."""
         self._law = law_model(self._compiled)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from pymc_dp.surrogate.normal.diagnosis import diagnose
 from pymc_dp.surrogate.normal.draws import draw, draw_normal
 from pymc_dp.surrogate.normal.fit import fit_normal
 from pymc_dp.surrogate.normal.law import Posterior
-from pymc_dp.surrogate.normal.read_part import read_part
+from pymc_dp.surrogate.normal.read_part import ReadPart, read_part
 from pymc_dp.surrogate.polynomial.switch import curvature
 
 MOST_CURVED = 3
@@ -28,6 +29,15 @@ _NARROWER = 1e2, 1e4
 asked in regions of so much smaller variance. Without, three rings of 16 were taken for normal, and two of them called usable."""
 _PATIENCE = 15
 """Queries of a search: towards a mode that is about normal it takes three to seven, along a bent valley a hundred."""
+
+_BEFORE, _BEFORE_OF_NOISE = 0.14, 16.0
+"""Share that is kept for what comes before the last sum, and that of d/(n μ²), the square of a release's error in posterior sds
+but for a factor: what a search takes (`benchmarks/surrogate_limit.py`)."""
+_BEFORE_UNKNOWN = 0.06
+"""The same where the number of units is private."""
+_MOST_BEFORE, _MOST_LAST = 0.25, 8
+"""Share, and dimension, from which on such a sum is no better than a Gaussian one of the rest: with .25 the ratio of their errors,
+of all of the budget's, is .84 in four dimensions at ε = 1, and .9 in eight."""
 
 _OBSERVED = Note(
     "model",
@@ -59,9 +69,19 @@ class NormalFamily:
         self.surrogate: Any = None
         self.finish: Callable[[], Drawn] | None = None
 
+    @cached_property
+    def _part(self) -> ReadPart | None:
+        return read_part(self._compiled)
+
+    def last_sum(self, mu: float, n_units: int | None) -> tuple[int, float] | None:
+        """See :class:`~pymc_dp.steps.family.Family`."""
+        d = self._compiled.d if self._part is None else len(self._part.read)
+        share = _BEFORE + (_BEFORE_OF_NOISE * d / (mu**2 * n_units) if n_units else _BEFORE_UNKNOWN)
+        return (d, share) if d <= _MOST_LAST and share <= _MOST_BEFORE else None
+
     def compile(self) -> None:
         """See :class:`~pymc_dp.steps.family.Family`."""
-        self._part = read_part(self._compiled)
+        _ = self._part
 
     def draw(self, measure: Measurements, draws: int, chains: int) -> Drawn:
         """See :class:`~pymc_dp.steps.family.Family`."""

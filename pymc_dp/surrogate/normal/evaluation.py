@@ -111,7 +111,7 @@ class Evaluator:
         parts: Parts,
         before: Evaluation | None = None,
         least: float = 0.0,
-        l2: bool = False,
+        by_last_sum: bool = False,
     ) -> Evaluation:
         """Ask for everything at a place.
 
@@ -125,6 +125,8 @@ class Evaluator:
             Of a place so near that sizes are about the same: its histograms are counted in.
         least : float
             A bound that scores need at least.
+        by_last_sum : bool
+            Ask for scores at the end, for all that the share leaves.
         """
         d, T, measure = len(theta), self._tempering, self.measure
         of_sizes = share * parts.sizes
@@ -135,12 +137,12 @@ class Evaluator:
             *(before.sizes if before else ()),
             measure.histogram(plain, _OF_SCORES * of_sizes, BINS_PER_OCTAVE),
         )
-        z = measure.l2_multiplier(d) if l2 else measure.multiplier(for_scores)
+        z = measure.last_multiplier(d) if by_last_sum else measure.multiplier(for_scores)
         number = self._number(_BEYOND, d, z)
         b, excess = size_exceeded_by(number, *pooled(sizes))
         b = max(b, least)
         clipped = _OF_CLIPPED * number * excess * b / math.sqrt(d)
-        if not l2:
+        if not by_last_sum:
             score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
 
         of = Information(theta, V, b, T)
@@ -155,7 +157,7 @@ class Evaluator:
         C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
         information, kept = (as_matrix(half, d) for half in np.split(packed, 2))
-        if l2:
+        if by_last_sum:
             score, noise = measure.last_sum(Score(theta, V, b, T), b)
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, clipped), information, kept, information_sd, largest, sizes,

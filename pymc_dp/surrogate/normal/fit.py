@@ -38,7 +38,11 @@ _ENDING = 0.15, 0.3
 """Parts of what is left that the queries before the last one get. All gradients are pooled, so that costs next to nothing, and
 the last has coordinates in which few records that alone tell of a parameter are not long. Without them, 0.1 % of 20,000 records at ε = 3 make errors 2.4 times as large, and two runs of five are lost
 (`benchmarks/surrogate_limit.py`, "rare category")."""
-L2_LEAST, L2_PREP = 0.03, 0.5
+_BEFORE_LAST_SUM = 0.03
+"""Share that must be left before the last sum, or it is not worth what its coordinates then lack."""
+_PREPARING = 0.5
+"""Part of it for a whole query, whose coordinates and bound the last one has; the rest is for the last one's sizes and information."""
+_LAST_SUM = Parts(sizes=0.3, scores=0.0, information=0.7, room=0.05)
 _RADIUS = 4.0
 """Nats by which a step may change a record's log-likelihood at first. Doubled where the gradient was as predicted, halved
 where it was not."""
@@ -86,12 +90,14 @@ class _Run:
         """Whether the rest is for the last queries."""
         return self.arrived or self.measure.spent > min(_SEARCH, 1 - 2 * self.share)
 
-    def ask(self, share: float, parts: Parts, last: bool = False, l2: bool = False) -> Posterior:
+    def ask(
+        self, share: float, parts: Parts, last: bool = False, by_last_sum: bool = False
+    ) -> Posterior:
         """One query, and the posterior given all of them; sets :attr:`theta` to where it leads."""
         theta, d, prior = self.theta, len(self.theta), self.log_public
         V = whitening(self.P)
         least = self.estimates[-1].bound_in(V) if self.estimates else 0.0
-        at = self.evaluator.at(theta, V, share, parts, self._near, least, l2)
+        at = self.evaluator.at(theta, V, share, parts, self._near, least, by_last_sum)
         self.estimates.append(estimate(at, self.estimates, prior, self.n, last))
         now, slope = self.estimates[-1], prior.gradient(theta)
         self.P = now.P
@@ -202,12 +208,11 @@ def fit_normal(
             on_progress(f"query {rounds} on the way to the mode")
             watch(rounds, r if run.arrived else None)
         on_progress("the last queries, with all that is left")
-        left = getattr(measure, "l2_share", 0.0) - measure.spent
-        if run.arrived and left > L2_LEAST:
-            run.ask(L2_PREP * left, _LAST)
-            left = measure.l2_share - measure.spent
-            r = run.ask(left, Parts(sizes=0.3, scores=0.0, information=0.7, room=0.05), last=True, l2=True)
-            return run.surrogate(r)
+        if run.arrived and measure.before_last_sum > _BEFORE_LAST_SUM:
+            run.ask(_PREPARING * measure.before_last_sum, _LAST)
+            return run.surrogate(
+                run.ask(measure.before_last_sum, _LAST_SUM, last=True, by_last_sum=True)
+            )
         for part in _ENDING:
             run.ask(part * (1 - measure.spent), _LAST)
         r = run.ask(1 - measure.spent, _LAST, last=True)
