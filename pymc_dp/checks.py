@@ -63,8 +63,10 @@ def check_epsilon(epsilon: Any) -> float:
     return number
 
 
-def check_delta(delta: Any) -> float:
-    """`delta` as a float, if it lies strictly between 0 and 1."""
+def check_delta(delta: Any, *, zero_allowed: bool = False) -> float:
+    """`delta` as a float, if it lies strictly between 0 and 1, or is 0 where that is allowed: a pure ε."""
+    if zero_allowed and _as_float(delta) == 0:
+        return 0.0
     return fraction("delta", delta)
 
 

@@ -2,7 +2,7 @@ r"""From events to (ε, δ).
 
 Gaussian releases compose in closed form. With Laplace or Poisson-sampled ones among them, privacy loss
 distributions are composed (:mod:`~pymc_dp.privacy.pld`); batches drawn without replacement go through
-Rényi divergences (:mod:`~pymc_dp.privacy.rdp`). Every number returned is rounded against us: a
+Rényi divergences (:mod:`~pymc_dp.privacy.rdp`). At δ = 0 pure ε add up. Every number returned is rounded against us: a
 reported ε or δ is never below the true one.
 
 Notation: :math:`z_j` noise multiplier of release j, :math:`\mu = (\sum_j z_j^{-2})^{1/2}` the
@@ -12,6 +12,7 @@ Gaussian-DP parameter, :math:`\rho = \mu^2/2` the zCDP parameter.
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from pymc_dp.privacy.events import (
     BarkerBatch,
     Event,
     Gaussian,
+    L2Mechanism,
     Laplace,
     PoissonGaussian,
     Pure,
@@ -176,7 +178,7 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     events : iterable of Event
         What has been, or will be, released; none at all costs 0.
     delta : float
-        δ in (0, 1).
+        δ in [0, 1). At 0 the ε of pure releases add up, and others have none.
 
     Notes
     -----
@@ -185,10 +187,12 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     composition of interactive mechanisms (Lyu, 2022; Vadhan and Zhang, 2022).
     """
     events = list(events)
-    delta = check_delta(delta)
+    delta = check_delta(delta, zero_allowed=True)
     unknown = {type(e).__name__ for e in events if not isinstance(e, Event)}
     if unknown:
         raise PrivacyConfigurationError(f"No accountant for releases of type {sorted(unknown)}.")
+    if delta == 0:
+        return _least_above(_pure_total(events))
     events = _merged(events)
     batches = [e for e in events if isinstance(e, BarkerBatch)]
     others = [e for e in events if not isinstance(e, BarkerBatch)]
@@ -211,8 +215,28 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     return _rounded_up(min(bounds))
 
 
+def _pure_total(events: Iterable[Event]) -> Fraction | float:
+    """Sum of the ε of pure releases, exact; infinite if there are others."""
+    total = Fraction(0)
+    for e in events:
+        match e:
+            case Pure():
+                total += e.count * Fraction(e.epsilon)
+            case Laplace() | L2Mechanism() if e.noise_multiplier > 0:
+                total += e.count / Fraction(e.noise_multiplier)
+            case _:
+                return math.inf
+    return total
+
+
+def _least_above(number: Fraction | float) -> float:
+    """The least float that is not below."""
+    nearest = float(number)
+    return nearest if nearest >= number else math.nextafter(nearest, math.inf)
+
+
 def epsilon_that_fits(events: Iterable[Event], epsilon: float, delta: float) -> float:
-    """Largest ε, at `delta`, of Gaussian releases that may follow `events` within (ε, δ); rounded down.
+    """Largest ε, at `delta`, of Gaussian releases that may follow `events` within (ε, δ), or of pure ones at δ = 0; rounded down.
 
     Parameters
     ----------
@@ -224,6 +248,8 @@ def epsilon_that_fits(events: Iterable[Event], epsilon: float, delta: float) -> 
     events = list(events)
     if math.isinf(epsilon) or not events:
         return epsilon
+    if delta == 0:
+        return max(-_least_above(_pure_total(events) - Fraction(epsilon)), 0.0)
     if not composed_epsilon(events, delta) < epsilon:
         return 0.0
     mu = gaussian_mu_within(epsilon, delta)

@@ -139,7 +139,64 @@ class BarkerBatch:
         _keep(self, "count", whole, minimum=1)
 
 
-Event = Gaussian | Laplace | Pure | PoissonGaussian | BarkerBatch
+@dataclass(frozen=True)
+class L2Mechanism:
+    r"""`count` releases of a vector by the ℓ2 mechanism: noise of density :math:`\propto e^{-\lVert x \rVert_2 / s}`.
+
+    One release is 1/z-differentially private, and better than that says at any δ > 0:
+    :func:`~pymc_dp.privacy.l2_mechanism.l2_delta`.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        z = s / L2 sensitivity; the standard deviation of an entry is s√(d + 1). 0 is no noise.
+    dimension : int
+        d, the length of the vector.
+    count : int
+        How many such releases.
+    """
+
+    noise_multiplier: float
+    dimension: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _keep(self, "noise_multiplier", positive, zero_allowed=True)
+        _keep(self, "dimension", whole, minimum=1)
+        _keep(self, "count", whole, minimum=1)
+
+
+@dataclass(frozen=True)
+class GaussianOrL2:
+    """Gaussian releases that amount to one, or one release by the ℓ2 mechanism: which, earlier releases decide.
+
+    It costs at every ε what the dearer of the two does there.
+
+    Parameters
+    ----------
+    gaussian_multiplier : float
+        z of the :class:`Gaussian` release that the Gaussian ones amount to at most.
+    l2_multiplier : float
+        z of the :class:`L2Mechanism`.
+    dimension : int
+        Its d.
+    count : int
+        How many such choices.
+    """
+
+    gaussian_multiplier: float
+    l2_multiplier: float
+    dimension: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _keep(self, "gaussian_multiplier", positive, zero_allowed=True)
+        _keep(self, "l2_multiplier", positive, zero_allowed=True)
+        _keep(self, "dimension", whole, minimum=1)
+        _keep(self, "count", whole, minimum=1)
+
+
+Event = Gaussian | Laplace | Pure | PoissonGaussian | BarkerBatch | L2Mechanism | GaussianOrL2
 
 # A closed list: a ledger file can never make the reader import or run anything.
 _KINDS: dict[str, type[Event]] = {
@@ -148,6 +205,8 @@ _KINDS: dict[str, type[Event]] = {
     "pure": Pure,
     "poisson_gaussian": PoissonGaussian,
     "barker_batch": BarkerBatch,
+    "l2_mechanism": L2Mechanism,
+    "gaussian_or_l2": GaussianOrL2,
 }
 
 

@@ -57,6 +57,10 @@ class Neighbours:
         """Standard deviation of the noise in each of the counts by bin: z times their sensitivity."""
         return noise_multiplier * self.of_counts
 
+    def pure_count_sd(self, noise_multiplier: float) -> float:
+        """The same of Laplace noise, of which the scale is z times the L1 sensitivity κ."""
+        return math.sqrt(2) * noise_multiplier * self.terms
+
     def public_number(self, units: int) -> int:
         """`units`, the number of units, if it may be used.
 

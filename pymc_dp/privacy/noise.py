@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class NoiseSource(Protocol):
-    """Source of discrete Gaussian noise and of secret uniform bits.
+    """Source of discrete noise and of secret uniform bits.
 
     Attributes
     ----------
@@ -33,6 +33,10 @@ class NoiseSource(Protocol):
         `at` is the public address of the release (chain, iteration, release within it); only a
         reproducible source has a use for it.
         """
+        ...
+
+    def discrete_laplace(self, scale: float, size: int, at: tuple[int, ...]) -> NDArray[np.int64]:
+        r"""Draw `size` independent integers with mass :math:`\propto e^{-|k|/scale}`; `at` as above."""
         ...
 
     def words(self, size: int, at: tuple[int, ...]) -> NDArray[np.uint64]:
@@ -59,19 +63,27 @@ class SecureNoise:
         """See :meth:`NoiseSource.discrete_gaussian`; `at` is not used."""
         return np.asarray(_measurement(scale)([0] * size), dtype=np.int64)
 
+    def discrete_laplace(
+        self, scale: float, size: int, at: tuple[int, ...] = ()
+    ) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.discrete_laplace`; `at` is not used."""
+        return np.asarray(_measurement(scale, "laplace")([0] * size), dtype=np.int64)
+
     def words(self, size: int, at: tuple[int, ...] = ()) -> NDArray[np.uint64]:
         """See :meth:`NoiseSource.words`; from the system's CSPRNG, `at` is not used."""
         return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
 
 
 @lru_cache(maxsize=64)
-def _measurement(scale: float) -> Any:
-    """OpenDP's discrete Gaussian mechanism on vectors; building it costs as much as a draw."""
+def _measurement(scale: float, family: str = "gaussian") -> Any:
+    """OpenDP's discrete Gaussian or Laplace mechanism on vectors; building it costs as much as a draw."""
     import opendp.prelude as opendp
 
     opendp.enable_features("contrib")
-    space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
-    return opendp.m.make_gaussian(*space, scale=scale)
+    vectors = opendp.vector_domain(opendp.atom_domain(T="i64"))
+    if family == "laplace":
+        return opendp.m.make_laplace(vectors, opendp.l1_distance(T="i64"), scale=scale)
+    return opendp.m.make_gaussian(vectors, opendp.l2_distance(T="f64"), scale=scale)
 
 
 # Sets the seeds of samples apart from those of noise.
@@ -102,6 +114,13 @@ class InsecureSeededNoise:
         """See :meth:`NoiseSource.discrete_gaussian`."""
         rng = np.random.default_rng([self.seed, *at])
         return np.rint(scale * rng.standard_normal(size)).astype(np.int64)
+
+    def discrete_laplace(
+        self, scale: float, size: int, at: tuple[int, ...] = ()
+    ) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.discrete_laplace`."""
+        rng = np.random.default_rng([self.seed, *at])
+        return np.rint(rng.laplace(0, scale, size)).astype(np.int64)
 
     def words(self, size: int, at: tuple[int, ...] = ()) -> NDArray[np.uint64]:
         """See :meth:`NoiseSource.words`."""

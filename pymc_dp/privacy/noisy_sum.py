@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pymc_dp.checks import check_rate
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, MAX_LENGTH, RESOLUTION, clipped_sum
-from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
+from pymc_dp.privacy.events import Event, Gaussian, L2Mechanism, PoissonGaussian, Pure
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.plans import Permit
@@ -63,7 +63,14 @@ def release(
     """
     address = permit.take(event)
     numbers = counted(address)
-    return numbers + noise.discrete_gaussian(scale, numbers.size, address) if scale > 0 else numbers
+    if scale == 0:
+        return numbers
+    match event:
+        case L2Mechanism():
+            return numbers + noise.l2(scale, numbers.size, address)
+        case Pure():
+            return numbers + noise.discrete_laplace(scale, numbers.size, address)
+    return numbers + noise.discrete_gaussian(scale, numbers.size, address)
 
 
 def noisy_sum(
@@ -175,6 +182,29 @@ def noisy_total(
     total = release(
         lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
         Gaussian(noise_multiplier),
+        neighbours.noise_sd(RESOLUTION, noise_multiplier, acute),
+        permit,
+        noise,
+    )
+    return _in_units_of_terms(total, dimension, bound)
+
+
+def l2_noisy_total(
+    parts: Iterable[NDArray[np.int64]],
+    *,
+    dimension: int | None = None,
+    bound: float,
+    noise_multiplier: float,
+    permit: Permit,
+    noise: NoiseSource,
+    neighbours: Neighbours = SUBSTITUTE_ONE,
+    acute: bool = False,
+) -> NDArray[np.float64]:
+    r"""As :func:`noisy_total`, with the noise of the ℓ2 mechanism. Provisional: from the branch l2core."""
+    _check(dimension, None, bound, noise_multiplier, noise)
+    total = release(
+        lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
+        L2Mechanism(noise_multiplier, dimension or 1),
         neighbours.noise_sd(RESOLUTION, noise_multiplier, acute),
         permit,
         noise,

@@ -1,15 +1,17 @@
 """From exact sums to releases: what is asked of the records, answered with noise."""
 
+import math
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.privacy.filter import PrivacyFilter
-from pymc_dp.privacy.histogram import PrivateHistogram, noisy_counts
+from pymc_dp.privacy.events import Event, Gaussian, Pure
+from pymc_dp.privacy.filter import PrivacyFilter, PureFilter
+from pymc_dp.privacy.histogram import PrivateHistogram, noisy_counts, pure_noisy_counts
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import noisy_total, poisson_noisy_total
+from pymc_dp.privacy.noisy_sum import l2_noisy_total, noisy_total, poisson_noisy_total
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.queries import CentredIndicator, Query, UnitCount, Vector, is_acute
 from pymc_dp.records.sums import RecordSums
@@ -128,11 +130,44 @@ class Curator:
             neighbours=self.neighbours,
         )
 
+    def l2_sum(self, of: Query, *, bound: float, noise_multiplier: float, permit: Permit) -> Vector:
+        """As :meth:`sum`, with the noise of the ℓ2 mechanism: scale z · sensitivity.
+
+        **Sensitivity**: that of :meth:`sum`. **Guarantee**: one event of
+        :func:`~pymc_dp.privacy.noisy_sum.l2_noisy_total`.
+        """
+        return l2_noisy_total(
+            (self._records.total(asked, bound) for asked in [of]),
+            dimension=of.dimension,
+            bound=bound,
+            noise_multiplier=noise_multiplier,
+            permit=permit,
+            noise=self._noise,
+            neighbours=self.neighbours,
+            acute=is_acute(of),
+        )
+
+    def pure_counts(
+        self, of: Query, bins_per_octave: int, *, noise_multiplier: float, permit: Permit
+    ) -> NDArray[np.float64]:
+        """As :meth:`counts`, with Laplace noise.
+
+        **Sensitivity** κ in L1 norm under the curator's neighbours; **guarantee**: one Pure event of
+        :func:`~pymc_dp.privacy.histogram.pure_noisy_counts`.
+        """
+        return pure_noisy_counts(
+            lambda: self._records.counts(of, bins_per_octave),
+            noise_multiplier=noise_multiplier,
+            permit=permit,
+            noise=self._noise,
+            neighbours=self.neighbours,
+        )
+
 
 class Measurements(Protocol):
     r"""Noisy answers, paid for by shares of one budget: of a curator, or of several owners.
 
-    Shares are of :math:`\mu^2`. Algorithms that are written against this know of the records nothing but
+    Shares are of :math:`\mu^2`, or of ε where the budget is pure. Algorithms that are written against this know of the records nothing but
     the answers.
     """
 
@@ -146,12 +181,21 @@ class Measurements(Protocol):
         """Share of the budget that is gone."""
         ...
 
-    def multiplier(self, share: float) -> float:
-        """Noise standard deviation / sensitivity of a release that costs `share`."""
+    @property
+    def pure(self) -> bool:
+        """Whether the budget is ε at δ = 0, so that noise grows with the dimension, and doubles where a share is halved."""
         ...
 
-    def noise_sd(self, bound: float, share: float) -> float:
-        """Standard deviation of the noise in every entry of a :meth:`sum`."""
+    def multiplier(self, share: float, dimension: int = 1) -> float:
+        """Standard deviation of the noise in an entry / sensitivity, of a sum of so many entries that costs `share`."""
+        ...
+
+    def share(self, multiplier: float, dimension: int = 1) -> float:
+        """What a sum costs whose :meth:`multiplier` is this: more than 1 if it cannot be had."""
+        ...
+
+    def noise_sd(self, bound: float, share: float, dimension: int = 1) -> float:
+        """Standard deviation of the noise in every entry of a :meth:`sum` of so many entries."""
         ...
 
     def count_sd(self, share: float) -> float:
@@ -180,6 +224,8 @@ class PaidMeasurements:
     privacy_filter : PrivacyFilter
     """
 
+    pure = False
+
     def __init__(self, curator: Curator, privacy_filter: PrivacyFilter):
         self._curator, self._filter = curator, privacy_filter
         self.spent_on: dict[str, float] = {}
@@ -195,17 +241,25 @@ class PaidMeasurements:
         """See :class:`Measurements`."""
         return self._filter.spent
 
-    def multiplier(self, share: float) -> float:
-        """See :class:`Measurements`."""
+    def close(self) -> tuple[Event, ...]:
+        """See :meth:`~pymc_dp.privacy.filter.PrivacyFilter.close`."""
+        return self._filter.close()
+
+    def multiplier(self, share: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`: the same for all dimensions."""
         return self._filter.multiplier(share)
 
-    def noise_sd(self, bound: float, share: float) -> float:
+    def share(self, multiplier: float, dimension: int = 1) -> float:
         """See :class:`Measurements`."""
-        return self._curator.neighbours.noise_sd(bound, self.multiplier(share))
+        return (self._filter.multiplier(1.0) / multiplier) ** 2
+
+    def noise_sd(self, bound: float, share: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`."""
+        return self._curator.neighbours.noise_sd(bound, self.multiplier(share, dimension))
 
     def count_sd(self, share: float) -> float:
         """See :class:`Measurements`."""
-        return self._curator.neighbours.count_sd(self.multiplier(share))
+        return self._curator.neighbours.count_sd(self._filter.multiplier(share))
 
     def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`Measurements`."""
@@ -245,3 +299,64 @@ class PaidMeasurements:
 
     def _note(self, what: str, share: float) -> None:
         self.spent_on[what] = self.spent_on.get(what, 0.0) + share
+
+
+class PureMeasurements(PaidMeasurements):
+    """The same for a budget of ε at δ = 0: sums by the ℓ2 mechanism, counts with Laplace noise.
+
+    Parameters
+    ----------
+    curator : Curator
+    privacy_filter : PureFilter
+    """
+
+    pure = True
+    _filter: PureFilter
+
+    def __init__(self, curator: Curator, privacy_filter: PureFilter):
+        super().__init__(curator, privacy_filter)
+
+    def multiplier(self, share: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`: √(D + 1) / ε, as the variance of an entry is D + 1 times the squared scale."""
+        return self._filter.multiplier(share) * math.sqrt(dimension + 1)
+
+    def share(self, multiplier: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`."""
+        return self.multiplier(1.0, dimension) / multiplier
+
+    def count_sd(self, share: float) -> float:
+        """See :class:`Measurements`."""
+        return self._curator.neighbours.pure_count_sd(self._filter.multiplier(share))
+
+    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
+        """See :class:`Measurements`."""
+        D = of.dimension or 1
+        z, permit = self._filter.permit(share, D)
+        self._note(getattr(of, "about", _SIZES), share)
+        released = self._curator.l2_sum(of, bound=bound, noise_multiplier=z, permit=permit)
+        sd = self._curator.neighbours.noise_sd(bound, z, is_acute(of)) * math.sqrt(D + 1)
+        return released, sd
+
+    def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
+        """See :class:`Measurements`."""
+        z, permit = self._filter.permit(share)
+        self._note(_SIZES, share)
+        counts = self._curator.pure_counts(of, bins_per_octave, noise_multiplier=z, permit=permit)
+        return PrivateHistogram(counts, self._curator.neighbours.pure_count_sd(z), bins_per_octave)
+
+
+def measurements_paid_by(
+    permit: Permit, whole: Gaussian | Pure, curator: Curator
+) -> PaidMeasurements:
+    """What a curator answers for one release, which is used up by it: Gaussian, or pure.
+
+    Parameters
+    ----------
+    permit : Permit
+        Covers `whole`.
+    whole : Gaussian or Pure
+    curator : Curator
+    """
+    if isinstance(whole, Pure):
+        return PureMeasurements(curator, PureFilter(permit, whole.epsilon))
+    return PaidMeasurements(curator, PrivacyFilter(permit, whole.noise_multiplier))

@@ -17,7 +17,7 @@ from pymc_dp.records.queries import Gradient, Information, Score
 from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
 
 _BEYOND = 6.0
-"""So many times √d/μ units are longer than their bound, μ that of the sum: there noise and what is clipped balance.
+"""So many times √d z units are longer than their bound, z the noise's sd in the sum / sensitivity: there noise and what is clipped balance.
 With 3 errors are 1.1 times as large, with 12 too."""
 _BEYOND_INFORMATION = 1.0
 """The same of information, where all that is clipped points in one direction."""
@@ -101,7 +101,6 @@ class Evaluator:
 
     def __init__(self, measure: Measurements, n_units: float, tempering: float):
         self.measure, self.n_units, self._tempering = measure, n_units, tempering
-        self.mu = 1 / measure.multiplier(1.0)
 
     def at(
         self,
@@ -134,7 +133,7 @@ class Evaluator:
             *(before.sizes if before else ()),
             measure.histogram(plain, _OF_SCORES * of_sizes, BINS_PER_OCTAVE),
         )
-        number = self._number(_BEYOND, d, for_scores)
+        number = self._number(_BEYOND, d, measure.multiplier(for_scores, d))
         b, excess = size_exceeded_by(number, *pooled(sizes))
         b = max(b, least)
         score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
@@ -145,10 +144,11 @@ class Evaluator:
             *(before.sizes_of_information if before else ()),
             measure.histogram(of, (1 - _OF_SCORES) * of_sizes, BINS_PER_OCTAVE),
         )
-        number = self._number(_BEYOND_INFORMATION, d, for_information)
+        D = of.dimension
+        number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information, D))
         largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
         # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
-        for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information))
+        for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information, D))
         C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
         information, kept = (as_matrix(half, d) for half in np.split(packed, 2))
@@ -157,8 +157,8 @@ class Evaluator:
             sizes_of_information,
         )  # fmt: skip
 
-    def _number(self, beyond: float, d: int, share: float) -> float:
-        return min(beyond * math.sqrt(d) / (self.mu * math.sqrt(share)), self.n_units / 3)
+    def _number(self, beyond: float, d: int, multiplier: float) -> float:
+        return min(beyond * math.sqrt(d) * multiplier, self.n_units / 3)
 
     def squares(self, theta: Vector, share: float) -> Vector:
         """Sums of the squares of units' scores in every parameter, shape (d,); 0 where nothing stands out of the noise.
