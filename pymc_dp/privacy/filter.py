@@ -53,8 +53,8 @@ class _Filter:
             return ()
         return (part_of(self._whole, min(max(spent, LEAST_SHARE), 1.0)),)
 
-    def _permit(self, share: float, event: Event) -> Permit:
-        """Pay a share for an event."""
+    def _pay(self, share: float) -> int:
+        """Take a share; the number of the iteration that it is for."""
         if os.getpid() != self._process:
             raise PrivacyBudgetExceeded(
                 "The rest of this budget can only be spent in the process that has spent the beginning."
@@ -67,7 +67,7 @@ class _Filter:
                 )
             self.spent += share
             self._parts += 1
-            return Permit(self._slot, _FIRST + self._parts, (event,))
+            return _FIRST + self._parts
 
 
 class PrivacyFilter(_Filter):
@@ -107,9 +107,10 @@ class PrivacyFilter(_Filter):
             If that much is not left, if it is less than :data:`LEAST_SHARE`, or if this is a copy of the
             privacy filter in another process.
         """
+        part = self._pay(share)
         # The tolerance for what is left must not let the parts add up to more than the whole.
         z = self.multiplier(share, count) * (1 + 2 * _ROUNDING)
-        return z, self._permit(share, Gaussian(z, count))
+        return z, Permit(self._slot, part, (Gaussian(z, count),))
 
 
 class PureFilter(_Filter):
@@ -154,6 +155,7 @@ class PureFilter(_Filter):
         PrivacyBudgetExceeded
             As :meth:`PrivacyFilter.permit`.
         """
+        part = self._pay(share)
         z = self.multiplier(share) * (1 + 2 * _ROUNDING)
         event = Pure(1 / z) if dimension is None else L2Mechanism(z, dimension)
-        return z, self._permit(share, event)
+        return z, Permit(self._slot, part, (event,))

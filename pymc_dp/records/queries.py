@@ -167,6 +167,8 @@ class Information:
     ----------
     theta, V, bound, tempering
         As in :class:`Score`.
+    halves : {1, 2}
+        How many of the two are asked for: with 1 the information alone.
 
     Notes
     -----
@@ -177,13 +179,14 @@ class Information:
     V: Vector
     bound: float
     tempering: float = 1.0
+    halves: int = 2
     about = "curvature"
     acute = True
 
     @property
     def dimension(self) -> int:
-        """D (d + 1)."""
-        return len(self.theta) * (len(self.theta) + 1)
+        """d (d + 1), or half of it."""
+        return self.halves * len(self.theta) * (len(self.theta) + 1) // 2
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
@@ -192,7 +195,8 @@ class Information:
             z = _finite(simulated @ W)
             kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)
             left, right = z.transpose(1, 2, 0) / self.tempering, z.transpose(1, 0, 2)
-            both = [as_vectors((left * w.T[:, None, :]) @ right) for w in (weights, kept)]
+            asked = (weights, kept)[: self.halves]
+            both = [as_vectors((left * w.T[:, None, :]) @ right) for w in asked]
             yield np.concatenate(both, axis=1)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from pymc_dp.linalg import Vector, as_matrix
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.queries import Gradient, Information, Score
+from pymc_dp.records.queries import Gradient, Information, Query, Score
 from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
 
 _BEYOND = 6.0
@@ -35,6 +35,11 @@ _WITHOUT_SIZE = 20
 """First bins, of sizes below 2^-50: parameters that no record tells of."""
 
 
+_USUAL, _USUAL_INFORMATION = 1.5, 4.0
+"""Bounds of scores and of information where sizes are not asked for, in parts of √(d/n) and d/n: the root mean square of
+scores and the mean of information in whitened coordinates."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """How a share is divided: sizes, scores, information.
@@ -47,6 +52,7 @@ class Parts:
     scores: float
     information: float
     room: float
+    kept: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class Evaluation:
     noise: float
     sd: float
     information: Vector
-    kept: Vector
+    kept: Vector | None
     information_sd: float
     largest: float
     sizes: tuple[PrivateHistogram, ...]
@@ -128,34 +134,42 @@ class Evaluator:
         of_sizes = share * parts.sizes
         for_scores, for_information = share * parts.scores, share * parts.information
 
-        plain = Gradient(theta, V, T)
-        sizes = (
-            *(before.sizes if before else ()),
-            measure.histogram(plain, _OF_SCORES * of_sizes, BINS_PER_OCTAVE),
-        )
+        sizes = self._counted(Gradient(theta, V, T), _OF_SCORES * of_sizes, before and before.sizes)
         number = self._number(_BEYOND, d, measure.multiplier(for_scores, d))
-        b, excess = size_exceeded_by(number, *pooled(sizes))
-        b = max(b, least)
+        usual = math.sqrt(d / self.n_units)
+        b, excess = size_exceeded_by(number, *pooled(sizes)) if sizes else (_USUAL * usual, 0.0)
+        b = max(b, least) if sizes else b
         score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
         clipped = _OF_CLIPPED * number * excess * b / math.sqrt(d)
 
-        of = Information(theta, V, b, T)
-        sizes_of_information = (
-            *(before.sizes_of_information if before else ()),
-            measure.histogram(of, (1 - _OF_SCORES) * of_sizes, BINS_PER_OCTAVE),
+        of = Information(theta, V, b, T, 2 if parts.kept else 1)
+        sizes_of_information = self._counted(
+            of, (1 - _OF_SCORES) * of_sizes, before and before.sizes_of_information
         )
         D = of.dimension
         number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information, D))
-        largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
+        largest, _ = (
+            size_exceeded_by(number, *pooled(sizes_of_information))
+            if sizes_of_information
+            else (_USUAL_INFORMATION * usual**2, 0.0)
+        )
         # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
         for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information, D))
         C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
-        information, kept = (as_matrix(half, d) for half in np.split(packed, 2))
+        information, *rest = (as_matrix(half, d) for half in np.split(packed, of.halves))
+        kept = rest[0] if rest else None
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, clipped), information, kept, information_sd, largest, sizes,
             sizes_of_information,
         )  # fmt: skip
+
+    def _counted(
+        self, of: Query, share: float, before: tuple[PrivateHistogram, ...] | None
+    ) -> tuple[PrivateHistogram, ...]:
+        """Counts of sizes: those of before, and fresh ones if there is a share for them."""
+        fresh = (self.measure.histogram(of, share, BINS_PER_OCTAVE),) if share else ()
+        return (*(before or ()), *fresh)
 
     def _number(self, beyond: float, d: int, multiplier: float) -> float:
         return min(beyond * math.sqrt(d) * multiplier, self.n_units / 3)
@@ -168,9 +182,13 @@ class Evaluator:
         d = len(theta)
         edges = PrivateHistogram.edges(BINS_PER_OCTAVE)
         squares = edges[:-1] * edges[1:]
+        if self.measure.pure:
+            squares = np.sqrt(squares)
         found = []
         for e in np.eye(d):
-            of = Gradient(theta, np.outer(e, e), self._tempering)
+            of: Query = Gradient(theta, np.outer(e, e), self._tempering)
+            if self.measure.pure:
+                of = Information(theta, np.outer(e, e), math.inf, self._tempering, 1)
             histogram = self.measure.histogram(of, share / d, BINS_PER_OCTAVE)
             counts, seen = histogram.released, _seen(histogram.released, histogram.sd)
             found.append(max(float(counts[seen] @ squares[seen]), 0.0))

@@ -64,7 +64,7 @@ class _Predicted:
 class _Shares(NamedTuple):
     """What is spent on what."""
 
-    count: float
+    of_count: float
     units: float
     search: float
     query: tuple[float, float]
@@ -74,7 +74,7 @@ class _Shares(NamedTuple):
 
 
 _PURE = _Shares(
-    count=0.005, units=0.1, search=0.4, query=(0.03, 0.1),
+    of_count=0.005, units=0.1, search=0.4, query=(0.03, 0.1),
     on_the_way=Parts(sizes=0.3, scores=0.3, information=0.4, room=0.2),
     last=Parts(sizes=0.1, scores=0.65, information=0.25, room=0.05), ending=(),
 )  # fmt: skip
