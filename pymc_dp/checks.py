@@ -64,10 +64,9 @@ def check_epsilon(epsilon: Any) -> float:
 
 
 def check_delta(delta: Any, *, zero_allowed: bool = False) -> float:
-    """`delta` as a float, if it lies strictly between 0 and 1, or is 0 where that is allowed: a pure ε."""
-    if zero_allowed and _as_float(delta) == 0:
-        return 0.0
-    return fraction("delta", delta)
+    """`delta` as a float, if it lies strictly between 0 and 1, or is 0 where pure privacy is meant by that."""
+    number = _as_float(delta)
+    return number if zero_allowed and number == 0 else fraction("delta", delta)
 
 
 def check_rate(name: str, rate: Any) -> float:

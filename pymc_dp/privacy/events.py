@@ -139,6 +139,18 @@ class BarkerBatch:
         _keep(self, "count", whole, minimum=1)
 
 
+MAX_L2_DIMENSION = 32
+"""Of the ℓ2 mechanism: so far its cost is computed to the last digits, and beyond it Gaussian noise is about as small."""
+
+
+def _keep_dimension(event: Any) -> None:
+    _keep(event, "dimension", whole, minimum=1)
+    if event.dimension > MAX_L2_DIMENSION:
+        raise PrivacyConfigurationError(
+            f"The ℓ2 mechanism is for at most {MAX_L2_DIMENSION} dimensions. Found {event.dimension!r}."
+        )
+
+
 @dataclass(frozen=True)
 class L2Mechanism:
     r"""`count` releases of a vector by the ℓ2 mechanism: noise of density :math:`\propto e^{-\lVert x \rVert_2 / s}`.
@@ -162,7 +174,7 @@ class L2Mechanism:
 
     def __post_init__(self) -> None:
         _keep(self, "noise_multiplier", positive, zero_allowed=True)
-        _keep(self, "dimension", whole, minimum=1)
+        _keep_dimension(self)
         _keep(self, "count", whole, minimum=1)
 
 
@@ -192,7 +204,7 @@ class GaussianOrL2:
     def __post_init__(self) -> None:
         _keep(self, "gaussian_multiplier", positive, zero_allowed=True)
         _keep(self, "l2_multiplier", positive, zero_allowed=True)
-        _keep(self, "dimension", whole, minimum=1)
+        _keep_dimension(self)
         _keep(self, "count", whole, minimum=1)
 
 

@@ -14,6 +14,8 @@ from pymc_dp.privacy.events import (
     BarkerBatch,
     Event,
     Gaussian,
+    GaussianOrL2,
+    L2Mechanism,
     PoissonGaussian,
     Pure,
     to_json,
@@ -38,6 +40,13 @@ def describe(event: Event) -> str:
             return (
                 f"Barker tests on batches of {event.batch_size:,} of {event.units:,} units, "
                 f"variance {event.variance:.6g}"
+            )
+        case L2Mechanism():
+            return f"ℓ2 mechanism in {event.dimension} dimensions, noise multiplier {event.noise_multiplier:.6g}"
+        case GaussianOrL2():
+            return (
+                f"gaussian, noise multiplier {event.gaussian_multiplier:.6g}, or ℓ2 mechanism in {event.dimension} "
+                f"dimensions, noise multiplier {event.l2_multiplier:.6g}"
             )
     return f"{type(event).__name__.lower()}, noise multiplier {event.noise_multiplier:.6g}"
 
@@ -234,7 +243,8 @@ class Guarantee:
     @property
     def noise_name(self) -> str:
         """Name of the noise source, or "none" when the multiplier is 0."""
-        silent = any(getattr(e, "noise_multiplier", 1.0) == 0 for e in self.total)
+        # Nothing else of an event can be 0.
+        silent = any(0 in asdict(e).values() for e in self.total)
         return "none" if silent else self.noise
 
     @property

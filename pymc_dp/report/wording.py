@@ -8,6 +8,7 @@ from pymc_dp.privacy.events import (
     BarkerBatch,
     Event,
     Gaussian,
+    GaussianOrL2,
     L2Mechanism,
     Laplace,
     PoissonGaussian,
@@ -199,6 +200,12 @@ def how_to_check(report: Facts) -> tuple[str, str]:
             "Pure ε add up. This sum of the releases above is ε, but for rounding; what each release is worth is proved in "
             "pymc-dp's documentation.",
             f"print({total})\n",
+        )
+    if any(isinstance(e, L2Mechanism | GaussianOrL2) for e in report.releases):
+        return (
+            "No public accountant knows the ℓ2 mechanism. The density of its privacy loss, which is all that there is to "
+            "know, is derived in pymc-dp's documentation (“The ℓ2 mechanism”), with a program that composes it.",
+            "",
         )
     return (
         "ε follows from the releases above alone: their noise, measured in units of how far one "
