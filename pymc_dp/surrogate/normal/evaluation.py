@@ -7,6 +7,7 @@ it hurts all parameters alike.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -35,9 +36,12 @@ _WITHOUT_SIZE = 20
 """First bins, of sizes below 2^-50: parameters that no record tells of."""
 
 
-_USUAL, _USUAL_INFORMATION = 1.5, 4.0
-"""Bounds of scores and of information where sizes are not asked for, in parts of √(d/n) and d/n: the root mean square of
-scores and the mean of information in whitened coordinates."""
+_USUAL_CLIPPED = 3.0
+"""Where sizes are not asked for: of a bound of c√(d/n), which is c root mean squares of scores in whitened coordinates, the error
+is about so many posterior sds over c³, as of an estimate that uses its data less well. The bound makes that and noise, which is as c,
+least in squares: then it is the noise over √3."""
+_USUAL_INFORMATION = 4.0
+"""Its bound then, in parts of d/n, which is the mean."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Parts:
     scores: float
     information: float
     room: float
-    kept: bool = True
+    kept: Literal["matrix", "diagonal", "nothing"] = "matrix"
 
 
 @dataclass(frozen=True)
@@ -135,32 +139,44 @@ class Evaluator:
         for_scores, for_information = share * parts.scores, share * parts.information
 
         sizes = self._counted(Gradient(theta, V, T), _OF_SCORES * of_sizes, before and before.sizes)
-        number = self._number(_BEYOND, d, measure.multiplier(for_scores, d))
-        usual = math.sqrt(d / self.n_units)
-        b, excess = size_exceeded_by(number, *pooled(sizes)) if sizes else (_USUAL * usual, 0.0)
-        b = max(b, least) if sizes else b
+        if sizes:
+            number = self._number(_BEYOND, d, measure.multiplier(for_scores, d))
+            b, excess = size_exceeded_by(number, *pooled(sizes))
+            b = max(b, least)
+        else:
+            usual = math.sqrt(d / self.n_units)
+            b = (
+                usual
+                * (3 * _USUAL_CLIPPED**2 / (usual * measure.noise_sd(1.0, for_scores, d)) ** 2)
+                ** 0.125
+            )
         score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
-        clipped = _OF_CLIPPED * number * excess * b / math.sqrt(d)
+        clipped = (
+            _OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
+        )
 
-        of = Information(theta, V, b, T, 2 if parts.kept else 1)
+        of = Information(theta, V, b, T, parts.kept)
         sizes_of_information = self._counted(
             of, (1 - _OF_SCORES) * of_sizes, before and before.sizes_of_information
         )
         D = of.dimension
-        number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information, D))
-        largest, _ = (
-            size_exceeded_by(number, *pooled(sizes_of_information))
-            if sizes_of_information
-            else (_USUAL_INFORMATION * usual**2, 0.0)
-        )
+        if sizes:
+            number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information, D))
+            largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
+        else:
+            largest = _USUAL_INFORMATION * usual**2
         # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
         for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information, D))
         C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
-        information, *rest = (as_matrix(half, d) for half in np.split(packed, of.halves))
-        kept = rest[0] if rest else None
+        half, rest = np.split(packed, [d * (d + 1) // 2])
+        kept = None
+        if parts.kept == "matrix":
+            kept = as_matrix(rest, d)
+        elif parts.kept == "diagonal":
+            kept = np.diag(rest)
         return Evaluation(
-            theta, V, b, score, noise, math.hypot(noise, clipped), information, kept, information_sd, largest, sizes,
+            theta, V, b, score, noise, math.hypot(noise, clipped), as_matrix(half, d), kept, information_sd, largest, sizes,
             sizes_of_information,
         )  # fmt: skip
 
@@ -188,7 +204,7 @@ class Evaluator:
         for e in np.eye(d):
             of: Query = Gradient(theta, np.outer(e, e), self._tempering)
             if self.measure.pure:
-                of = Information(theta, np.outer(e, e), math.inf, self._tempering, 1)
+                of = Information(theta, np.outer(e, e), math.inf, self._tempering, "nothing")
             histogram = self.measure.histogram(of, share / d, BINS_PER_OCTAVE)
             counts, seen = histogram.released, _seen(histogram.released, histogram.sd)
             found.append(max(float(counts[seen] @ squares[seen]), 0.0))
