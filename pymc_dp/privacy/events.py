@@ -208,6 +208,40 @@ class GaussianOrL2:
         _keep(self, "count", whole, minimum=1)
 
 
+@dataclass(frozen=True)
+class L2Option:
+    """The right to one release by the ℓ2 mechanism in place of what is left of a Gaussian one, while most of it is.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        z of the ℓ2 mechanism.
+    dimension : int
+        Its d.
+    share : float
+        How much of the Gaussian release, in shares of its 1/z², may be gone before; below 1.
+    """
+
+    noise_multiplier: float
+    dimension: int
+    share: float
+
+    def __post_init__(self) -> None:
+        _keep(self, "share", fraction, zero_allowed=True)
+        L2Mechanism(self.noise_multiplier, self.dimension)
+
+    @property
+    def release(self) -> L2Mechanism:
+        """The release that it is the right to."""
+        return L2Mechanism(self.noise_multiplier, self.dimension)
+
+    def events(self, gaussian_multiplier: float) -> "tuple[Event, ...]":
+        """What a Gaussian release with this option costs: its first part, and the choice after it."""
+        z = gaussian_multiplier
+        choice = GaussianOrL2(z / math.sqrt(1 - self.share), self.noise_multiplier, self.dimension)
+        return (Gaussian(z / math.sqrt(self.share)), choice) if self.share else (choice,)
+
+
 Event = Gaussian | Laplace | Pure | PoissonGaussian | BarkerBatch | L2Mechanism | GaussianOrL2
 
 # A closed list: a ledger file can never make the reader import or run anything.

@@ -5,8 +5,8 @@ import os
 from threading import Lock
 from typing import Any
 
-from pymc_dp.exceptions import PrivacyBudgetExceeded
-from pymc_dp.privacy.events import Event, Gaussian, L2Mechanism, Pure
+from pymc_dp.exceptions import PrivacyBudgetExceeded, PrivacyConfigurationError
+from pymc_dp.privacy.events import Event, Gaussian, L2Option, Pure
 from pymc_dp.privacy.plans import Permit
 
 # Parts of a privacy filter have iteration numbers beyond those of any chain: their noise must differ.
@@ -25,19 +25,20 @@ def part_of(whole: Gaussian | Pure, share: float) -> Gaussian | Pure:
 
 
 class _Filter:
-    """What is spent of a release that was paid for: never more than the whole, by nobody else.
+    """Parts of a whole that are taken one after the other, in one process, and never more than all of it.
 
-    What is spent is kept in memory. So only the process that opened a filter can spend from it, one part after
+    What is spent is kept in memory. So only the process that opened a privacy filter can spend from it, one part after
     the other: a forked copy would spend the same money again.
     """
 
-    def __init__(self, permit: Permit, whole: Gaussian | Pure):
-        self._slot, _, _ = permit.take(whole)
+    def __init__(self, permit: Permit, whole: Gaussian | Pure, events: tuple[Event, ...]):
+        for event in events:
+            self._slot, _, _ = permit.take(event)
         self._whole = whole
         self._parts = 0
         self._process, self._one_at_a_time = os.getpid(), Lock()
         self.spent = 0.0
-        """Share of the filter that is gone."""
+        """Share of the privacy filter that is gone."""
 
     def __copy__(self, *_: Any) -> Any:
         """Refused: a copy would spend the same money again."""
@@ -49,16 +50,20 @@ class _Filter:
         """Give out nothing more, and say what was, as the release that it amounts to: at least that of the least share."""
         with self._one_at_a_time:
             spent, self.spent = self.spent, math.inf
-        if spent == math.inf:
-            return ()
+        return () if spent == math.inf else self._released(spent)
+
+    def _released(self, spent: float) -> tuple[Event, ...]:
         return (part_of(self._whole, min(max(spent, LEAST_SHARE), 1.0)),)
 
-    def _pay(self, share: float) -> int:
-        """Take a share; the number of the iteration that it is for."""
+    def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise PrivacyBudgetExceeded(
                 "The rest of this budget can only be spent in the process that has spent the beginning."
             )
+
+    def _pay(self, share: float) -> int:
+        """Take a share: the number of the iteration that its permit is for."""
+        self._check_process()
         with self._one_at_a_time:
             if not LEAST_SHARE <= share <= 1 - self.spent + _ROUNDING:
                 raise PrivacyBudgetExceeded(
@@ -77,12 +82,18 @@ class PrivacyFilter(_Filter):
     moment, so that all parts together are :math:`1/z`-GDP although their number and their noise
     depend on what was released before: a filter (Smith and Thakurta, 2022, Theorem 1). Shares are of :math:`1/z^2`.
 
+    With an `option`, what is left may be exchanged, once, for one release by the ℓ2 mechanism, as long as no more than
+    the option's share is spent. That share is fixed before the first part, so that the parts up to it compose with
+    whatever comes after (see the page of the ℓ2 mechanism); the parts beyond it and the exchange exclude each other.
+
     Parameters
     ----------
     permit : Permit
-        Covers one ``Gaussian(noise_multiplier)``, which is used up here.
+        Covers one ``Gaussian(noise_multiplier)``, or the option's :meth:`~pymc_dp.privacy.events.L2Option.events`,
+        which are used up here.
     noise_multiplier : float
         z.
+    option : L2Option, optional
 
     Raises
     ------
@@ -90,9 +101,19 @@ class PrivacyFilter(_Filter):
         If the permit does not cover it.
     """
 
-    def __init__(self, permit: Permit, noise_multiplier: float):
-        super().__init__(permit, Gaussian(noise_multiplier))
-        self._z = noise_multiplier
+    def __init__(self, permit: Permit, noise_multiplier: float, option: L2Option | None = None):
+        whole = Gaussian(noise_multiplier)
+        super().__init__(
+            permit, whole, (whole,) if option is None else option.events(noise_multiplier)
+        )
+        self._z, self._option = noise_multiplier, option
+        self._before_exchange: float | None = None
+
+    def _released(self, spent: float) -> tuple[Event, ...]:
+        if self._before_exchange is None or self._option is None:
+            return super()._released(spent)
+        before = self._before_exchange
+        return (*(super()._released(before) if before else ()), self._option.release)
 
     def multiplier(self, share: float, count: int = 1) -> float:
         """Noise multiplier of `count` releases that cost `share` of the privacy filter together."""
@@ -111,6 +132,46 @@ class PrivacyFilter(_Filter):
         # The tolerance for what is left must not let the parts add up to more than the whole.
         z = self.multiplier(share, count) * (1 + 2 * _ROUNDING)
         return z, Permit(self._slot, part, (Gaussian(z, count),))
+
+    @property
+    def option(self) -> L2Option | None:
+        """What may be had for the rest, if it still may."""
+        option = self._option
+        # Every part has a hair more noise than its share says: see above.
+        within = option is not None and self.spent <= option.share * (1 + _ROUNDING)
+        return option if within and self._before_exchange is None else None
+
+    def exchange(self, dimension: int) -> tuple[float, Permit]:
+        """Pay for the one release by the ℓ2 mechanism with all that is left: its multiplier and permit.
+
+        Parameters
+        ----------
+        dimension : int
+            Of what is to be released.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If there is no such option or no longer, or if this is a copy of the privacy filter in another process.
+        PrivacyConfigurationError
+            If it is for another dimension. Nothing is spent then.
+        """
+        self._check_process()
+        with self._one_at_a_time:
+            option = self.option
+            if option is None:
+                raise PrivacyBudgetExceeded(
+                    "The rest of this budget cannot be exchanged for a release by the ℓ2 mechanism: it never could, it has "
+                    "been, or too much of it is spent."
+                )
+            if dimension != option.dimension:
+                raise PrivacyConfigurationError(
+                    f"The rest of this budget is for a release of {option.dimension} numbers. Found {dimension!r}."
+                )
+            self._before_exchange, self.spent = self.spent, 1.0
+            self._parts += 1
+            part = self._parts
+        return option.noise_multiplier, Permit(self._slot, _FIRST + part, (option.release,))
 
 
 class PureFilter(_Filter):
@@ -134,21 +195,16 @@ class PureFilter(_Filter):
     """
 
     def __init__(self, permit: Permit, epsilon: float):
-        super().__init__(permit, Pure(epsilon))
+        whole = Pure(epsilon)
+        super().__init__(permit, whole, (whole,))
         self._epsilon = epsilon
 
     def multiplier(self, share: float) -> float:
         """Noise multiplier z of a release that costs `share`: 1 / ε of that release."""
         return 1 / (self._epsilon * share)
 
-    def permit(self, share: float, dimension: int | None = None) -> tuple[float, Permit]:
-        """Pay for one release with `share` of ε: its multiplier, and a permit for it.
-
-        Parameters
-        ----------
-        share : float
-        dimension : int, optional
-            Of a vector, for the ℓ2 mechanism. Without, the permit is for counts with discrete Laplace noise.
+    def permit(self, share: float) -> tuple[float, Permit]:
+        """Pay for one release with `share` of ε: its multiplier z, and a permit for ``Pure(1 / z)``.
 
         Raises
         ------
@@ -156,6 +212,6 @@ class PureFilter(_Filter):
             As :meth:`PrivacyFilter.permit`.
         """
         part = self._pay(share)
+        # As there.
         z = self.multiplier(share) * (1 + 2 * _ROUNDING)
-        event = Pure(1 / z) if dimension is None else L2Mechanism(z, dimension)
-        return z, Permit(self._slot, part, (event,))
+        return z, Permit(self._slot, part, (Pure(1 / z),))

@@ -199,6 +199,7 @@ def pure_noisy_counts(
         noise_multiplier * neighbours.terms,
         permit,
         noise,
+        noise.discrete_laplace,
     )
     return np.asarray(released, dtype=np.float64)
 

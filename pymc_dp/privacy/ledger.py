@@ -28,8 +28,8 @@ class PrivacyLedger(AccountFile):
         The account's file; created if missing. Without one, a private temporary file is used,
         which lives as long as the object that made it.
     epsilon, delta : float, optional
-        The total budget, δ = 0 for a pure ε. Required to open a new account; when the file exists they may be left
-        out, and must agree with it if given.
+        The total budget. Required to open a new account; when the file exists they may be left
+        out, and must agree with it if given. At δ = 0 only pure releases fit: Laplace, and of the ℓ2 mechanism.
     neighbours : {"substitute-one", "add-or-remove"}, optional
         What the budget is about, and with it every run: see :class:`~pymc_dp.steps.run.RunSettings`. Default:
         the file's, or "substitute-one" for a new account.
@@ -48,8 +48,9 @@ class PrivacyLedger(AccountFile):
     read for it, so that a crash loses nothing and a restored state cannot release twice. The
     composition is adaptive: later runs may be chosen in the light of earlier results, as long as
     the total stays within (ε, δ) fixed beforehand (a privacy filter; Rogers, Roth, Ullman and
-    Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022). At δ = 0 their ε add up, and only runs of pure ε fit. For runs that sample units, or mix
-    Laplace with other noise, no such theorem is known: fix their settings before the first of them.
+    Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022; at δ = 0 simple composition is one). For runs that
+    sample units, or mix Laplace noise or that of the ℓ2 mechanism with other noise, no such theorem is known: fix their
+    settings before the first of them.
 
     A file is created whole or not at all, and one of zero bytes (a full disk, a power cut) is refused:
     it may have held an account.
@@ -139,7 +140,7 @@ class PrivacyLedger(AccountFile):
         """Largest ε, at the account's δ, that another run may have.
 
         More than the budget's ε minus :meth:`spent`: releases compose better than their ε add up. It is
-        what fits a run of Gaussian releases; rounded down.
+        what fits a run of Gaussian releases, or at δ = 0 of pure ones; rounded down.
         """
         return epsilon_that_fits(self.events(), self.epsilon, self.delta)
 
@@ -302,7 +303,7 @@ class PrivacyLedger(AccountFile):
         released : tuple of Event
             What the run has released in all. Nothing may be left out: nobody can check it here but for
             this, that a run of which no iteration is counted is the only one that may have released none,
-            and that it is not more than was reserved.
+            and, if anything can be given back, that it is not more than was reserved.
 
         Returns
         -------
@@ -321,14 +322,14 @@ class PrivacyLedger(AccountFile):
             (used,) = db.execute(
                 "SELECT COALESCE(SUM(used), 0) FROM slots WHERE run = ?", (plan.run,)
             ).fetchone()
-            least = composed_epsilon(released, self.delta)
-            if (used and not released) or least > composed_epsilon(plan.total, self.delta):
-                raise LedgerError(
-                    "A run can only be settled at what it has released, and at no more than it has reserved."
-                )
             filtered = self.delta == 0 or all(
                 isinstance(e, Gaussian) for p in runs for e in p.events
             )
+            reserved = composed_epsilon(plan.total, self.delta) if filtered else math.inf
+            if (used and not released) or composed_epsilon(released, self.delta) > reserved:
+                raise LedgerError(
+                    "A run can only be settled at what it has released, and at no more than it has reserved."
+                )
             if filtered:
                 db.execute(
                     "UPDATE runs SET events = ?, chains = 1, iterations = 1 WHERE run = ?",

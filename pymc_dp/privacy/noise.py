@@ -12,9 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_dp.privacy.l2_noise import l2_noise
+
 
 class NoiseSource(Protocol):
-    """Source of discrete noise and of secret uniform bits.
+    """Source of discrete Gaussian and Laplace noise, of that of the ℓ2 mechanism, and of secret uniform bits.
 
     Attributes
     ----------
@@ -36,22 +38,33 @@ class NoiseSource(Protocol):
         ...
 
     def discrete_laplace(self, scale: float, size: int, at: tuple[int, ...]) -> NDArray[np.int64]:
-        r"""Draw `size` independent integers with mass :math:`\propto e^{-|k|/scale}`; `at` as above."""
+        r"""Draw `size` independent integers with mass :math:`\propto e^{-|k|/scale}`.
+
+        `at` is as in :meth:`discrete_gaussian`.
+        """
+        ...
+
+    def l2(self, scale: float, size: int, at: tuple[int, ...]) -> NDArray[np.int64]:
+        r"""Draw `size` integers, those next to a vector with density :math:`\propto e^{-\lVert x \rVert_2 / scale}`.
+
+        `at` is as in :meth:`discrete_gaussian`.
+        """
         ...
 
     def words(self, size: int, at: tuple[int, ...]) -> NDArray[np.uint64]:
         """Draw `size` words of 64 uniform bits, to choose a secret sample with.
 
-        `at` is as in :meth:`discrete_gaussian`; the two never share randomness.
+        `at` is as in :meth:`discrete_gaussian`; words never share randomness with noise.
         """
         ...
 
 
 class SecureNoise:
-    """Discrete Gaussian noise from OpenDP's exact sampler, fed by the system's CSPRNG.
+    """Exact discrete noise, fed by the system's CSPRNG: Gaussian from OpenDP's sampler, that of the ℓ2 mechanism from ours.
 
     Exactly distributed on the integers, without floating point (Canonne, Kamath and Steinke,
-    *The Discrete Gaussian for Differential Privacy*, 2020). Safe across forked processes.
+    *The Discrete Gaussian for Differential Privacy*, 2020; :func:`~pymc_dp.privacy.l2_noise.l2_noise`). Safe across
+    forked processes.
     """
 
     name = "opendp discrete gaussian"
@@ -68,6 +81,10 @@ class SecureNoise:
     ) -> NDArray[np.int64]:
         """See :meth:`NoiseSource.discrete_laplace`; `at` is not used."""
         return np.asarray(_measurement(scale, "laplace")([0] * size), dtype=np.int64)
+
+    def l2(self, scale: float, size: int, at: tuple[int, ...] = ()) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.l2`; `at` is not used."""
+        return l2_noise(scale, size, self.words)
 
     def words(self, size: int, at: tuple[int, ...] = ()) -> NDArray[np.uint64]:
         """See :meth:`NoiseSource.words`; from the system's CSPRNG, `at` is not used."""
@@ -91,7 +108,7 @@ _SAMPLING = 1
 
 
 class InsecureSeededNoise:
-    """Reproducible rounded Gaussian noise, for tests and debugging only.
+    """Reproducible rounded noise, for tests and debugging only.
 
     A result made with it has ``privacy_valid`` false and an infinite ε.
 
@@ -121,6 +138,13 @@ class InsecureSeededNoise:
         """See :meth:`NoiseSource.discrete_laplace`."""
         rng = np.random.default_rng([self.seed, *at])
         return np.rint(rng.laplace(0, scale, size)).astype(np.int64)
+
+    def l2(self, scale: float, size: int, at: tuple[int, ...] = ()) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.l2`."""
+        rng = np.random.default_rng([self.seed, *at])
+        direction = rng.standard_normal(size)
+        length = scale * rng.gamma(size) / np.linalg.norm(direction)
+        return np.rint(length * direction).astype(np.int64)
 
     def words(self, size: int, at: tuple[int, ...] = ()) -> NDArray[np.uint64]:
         """See :meth:`NoiseSource.words`."""

@@ -25,6 +25,7 @@ _BOUND_RANGE = (1e-200, 1e200)
 
 
 Address = tuple[int, ...]
+Draw = Callable[[float, int, Address], NDArray[np.int64]]
 
 
 def release(
@@ -33,11 +34,12 @@ def release(
     scale: float,
     permit: Permit,
     noise: NoiseSource,
+    draw: Draw | None = None,
 ) -> NDArray[Any]:
-    """Whole numbers with discrete Gaussian noise: paid for first, then counted, then noised.
+    """Whole numbers with noise: paid for first, then counted, then noised.
 
-    Every Gaussian release goes through here. What it promises is what its caller proves of the numbers: that
-    `event` covers noise of this scale.
+    Every release of a curator's goes through here. What it promises is what its caller proves of the numbers: that `event`
+    covers noise of this kind and scale.
 
     Parameters
     ----------
@@ -47,10 +49,12 @@ def release(
     event : Event
         What it costs.
     scale : float
-        Standard deviation of the noise; 0 for none.
+        Scale of the noise, of a Gaussian its standard deviation; 0 for none.
     permit : Permit
         Must still contain the event.
     noise : NoiseSource
+    draw : callable, optional
+        ``(scale, size, address) ->`` noise, a method of `noise`. Default: discrete Gaussian.
 
     Returns
     -------
@@ -65,12 +69,7 @@ def release(
     numbers = counted(address)
     if scale == 0:
         return numbers
-    match event:
-        case L2Mechanism():
-            return numbers + noise.l2(scale, numbers.size, address)
-        case Pure():
-            return numbers + noise.discrete_laplace(scale, numbers.size, address)
-    return numbers + noise.discrete_gaussian(scale, numbers.size, address)
+    return numbers + (draw or noise.discrete_gaussian)(scale, numbers.size, address)
 
 
 def noisy_sum(
@@ -199,15 +198,51 @@ def l2_noisy_total(
     noise: NoiseSource,
     neighbours: Neighbours = SUBSTITUTE_ONE,
     acute: bool = False,
+    pure: bool = False,
 ) -> NDArray[np.float64]:
-    r"""As :func:`noisy_total`, with the noise of the ℓ2 mechanism. Provisional: from the branch l2core."""
+    r"""Sum over units of clipped terms, plus noise of the ℓ2 mechanism.
+
+    .. math:: \sum_i \operatorname{clip}_B(v_i) + X, \qquad
+              X \sim \text{density} \propto e^{-\lVert x \rVert_2 / (z \cdot \kappa B)}
+
+    **Neighbouring relation** and **sensitivity**: those of :func:`noisy_total`, κB in L2 norm, √κ B if acute. **Guarantee**: one
+    ``L2Mechanism(noise_multiplier, dimension)`` event; 1/z-DP, and (ε, δ)-DP with
+    :func:`~pymc_dp.privacy.l2_mechanism.l2_delta` (Joseph, Kulesza and Yu, 2025; proved on the page of the ℓ2
+    mechanism).
+
+    What is released is the sum of integers plus X on their grid, rounded to the grid: a function of the continuous
+    mechanism's output. So there is no allowance for a grid: see :func:`~pymc_dp.privacy.l2_noise.l2_noise`.
+
+    Parameters
+    ----------
+    parts, dimension, bound, permit, noise, neighbours, acute
+        As in :func:`noisy_total`.
+    noise_multiplier : float
+        z. The standard deviation of the noise in an entry is z · κB · √(d + 1).
+    pure : bool
+        Whether it is charged as one ``Pure(1 / noise_multiplier)`` event instead, which says less, and all that counts
+        at δ = 0; of these the dimension may be larger.
+
+    Returns
+    -------
+    ndarray, shape () or (dimension,)
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If the bound or the multiplier is out of range, or the dimension more than
+        :data:`~pymc_dp.privacy.events.MAX_L2_DIMENSION` and it is not pure.
+    PrivacyBudgetExceeded
+        As :func:`noisy_sum`.
+    """
     _check(dimension, None, bound, noise_multiplier, noise)
     total = release(
         lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
-        L2Mechanism(noise_multiplier, dimension or 1),
+        Pure(1 / noise_multiplier) if pure else L2Mechanism(noise_multiplier, dimension or 1),
         neighbours.noise_sd(RESOLUTION, noise_multiplier, acute),
         permit,
         noise,
+        noise.l2,
     )
     return _in_units_of_terms(total, dimension, bound)
 

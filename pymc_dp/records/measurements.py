@@ -1,6 +1,7 @@
 """From exact sums to releases: what is asked of the records, answered with noise."""
 
 import math
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +12,12 @@ from pymc_dp.privacy.filter import PrivacyFilter, PureFilter
 from pymc_dp.privacy.histogram import PrivateHistogram, noisy_counts, pure_noisy_counts
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
-from pymc_dp.privacy.noisy_sum import l2_noisy_total, noisy_total, poisson_noisy_total
+from pymc_dp.privacy.noisy_sum import (
+    check_bound,
+    l2_noisy_total,
+    noisy_total,
+    poisson_noisy_total,
+)
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.queries import CentredIndicator, Query, UnitCount, Vector, is_acute
 from pymc_dp.records.sums import RecordSums
@@ -114,6 +120,50 @@ class Curator:
             noise=self._noise,
         )
 
+    def l2_sum(
+        self,
+        of: Query,
+        *,
+        bound: float,
+        noise_multiplier: float,
+        permit: Permit,
+        pure: bool = False,
+    ) -> Vector:
+        """Sum of the units' clipped terms with noise of the ℓ2 mechanism.
+
+        **Sensitivity**: that of :meth:`sum`. **Guarantee**: one L2Mechanism event, or, if it is to be pure, Pure event of
+        :func:`~pymc_dp.privacy.noisy_sum.l2_noisy_total`.
+
+        Parameters
+        ----------
+        of, bound, permit
+            As in :meth:`sum`.
+        noise_multiplier : float
+            z: the scale of the noise is z times the sensitivity, its standard deviation in an entry √(d + 1) times that.
+        pure : bool
+            See :func:`~pymc_dp.privacy.noisy_sum.l2_noisy_total`.
+
+        Returns
+        -------
+        ndarray, shape () or (dimension,)
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If the permit does not cover it. No records have been read then.
+        """
+        return l2_noisy_total(
+            (self._records.total(asked, bound) for asked in [of]),
+            dimension=of.dimension,
+            bound=bound,
+            noise_multiplier=noise_multiplier,
+            permit=permit,
+            noise=self._noise,
+            neighbours=self.neighbours,
+            acute=is_acute(of),
+            pure=pure,
+        )
+
     def counts(
         self, of: Query, bins_per_octave: int, *, noise_multiplier: float, permit: Permit
     ) -> NDArray[np.float64]:
@@ -128,23 +178,6 @@ class Curator:
             permit=permit,
             noise=self._noise,
             neighbours=self.neighbours,
-        )
-
-    def l2_sum(self, of: Query, *, bound: float, noise_multiplier: float, permit: Permit) -> Vector:
-        """As :meth:`sum`, with the noise of the ℓ2 mechanism: scale z · sensitivity.
-
-        **Sensitivity**: that of :meth:`sum`. **Guarantee**: one event of
-        :func:`~pymc_dp.privacy.noisy_sum.l2_noisy_total`.
-        """
-        return l2_noisy_total(
-            (self._records.total(asked, bound) for asked in [of]),
-            dimension=of.dimension,
-            bound=bound,
-            noise_multiplier=noise_multiplier,
-            permit=permit,
-            noise=self._noise,
-            neighbours=self.neighbours,
-            acute=is_acute(of),
         )
 
     def pure_counts(
@@ -215,19 +248,13 @@ class Measurements(Protocol):
         ...
 
 
-class PaidMeasurements:
-    """What a curator answers for the content of a privacy filter: one home of :class:`Measurements`.
+class _Paid(ABC):
+    """What the two kinds of budget have in common."""
 
-    Parameters
-    ----------
-    curator : Curator
-    privacy_filter : PrivacyFilter
-    """
+    pure: bool
 
-    pure = False
-
-    def __init__(self, curator: Curator, privacy_filter: PrivacyFilter):
-        self._curator, self._filter = curator, privacy_filter
+    def __init__(self, curator: Curator, privacy_filter: PrivacyFilter | PureFilter):
+        self._curator, self._paid_from = curator, privacy_filter
         self.spent_on: dict[str, float] = {}
         """Shares of the budget by what they were spent on: what sums are about, or sizes, by histograms and counts."""
 
@@ -239,34 +266,23 @@ class PaidMeasurements:
     @property
     def spent(self) -> float:
         """See :class:`Measurements`."""
-        return self._filter.spent
+        return self._paid_from.spent
 
     def close(self) -> tuple[Event, ...]:
         """See :meth:`~pymc_dp.privacy.filter.PrivacyFilter.close`."""
-        return self._filter.close()
+        return self._paid_from.close()
 
+    @abstractmethod
     def multiplier(self, share: float, dimension: int = 1) -> float:
-        """See :class:`Measurements`: the same for all dimensions."""
-        return self._filter.multiplier(share)
-
-    def share(self, multiplier: float, dimension: int = 1) -> float:
         """See :class:`Measurements`."""
-        return (self._filter.multiplier(1.0) / multiplier) ** 2
+
+    @abstractmethod
+    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
+        """See :class:`Measurements`."""
 
     def noise_sd(self, bound: float, share: float, dimension: int = 1) -> float:
         """See :class:`Measurements`."""
         return self._curator.neighbours.noise_sd(bound, self.multiplier(share, dimension))
-
-    def count_sd(self, share: float) -> float:
-        """See :class:`Measurements`."""
-        return self._curator.neighbours.count_sd(self._filter.multiplier(share))
-
-    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
-        """See :class:`Measurements`."""
-        z, permit = self._filter.permit(share)
-        self._note(getattr(of, "about", _SIZES), share)
-        released = self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
-        return released, self._curator.neighbours.noise_sd(bound, z, is_acute(of))
 
     def count(self, of: Query, share: float) -> tuple[float, float]:
         """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation.
@@ -290,6 +306,65 @@ class PaidMeasurements:
             return float(self.n_units), 0.0
         return self.count(UnitCount(), share)
 
+    def _note(self, what: str, share: float) -> None:
+        self.spent_on[what] = self.spent_on.get(what, 0.0) + share
+
+
+class PaidMeasurements(_Paid):
+    """What a curator answers for the content of a privacy filter: one home of :class:`Measurements`.
+
+    Parameters
+    ----------
+    curator : Curator
+    privacy_filter : PrivacyFilter
+    """
+
+    pure = False
+
+    def __init__(self, curator: Curator, privacy_filter: PrivacyFilter):
+        super().__init__(curator, privacy_filter)
+        self._filter = privacy_filter
+
+    def multiplier(self, share: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`: the same for all dimensions."""
+        return self._filter.multiplier(share)
+
+    def share(self, multiplier: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`."""
+        return (self._filter.multiplier(1.0) / multiplier) ** 2
+
+    def count_sd(self, share: float) -> float:
+        """See :class:`Measurements`."""
+        return self._curator.neighbours.count_sd(self._filter.multiplier(share))
+
+    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
+        """See :class:`Measurements`."""
+        z, permit = self._filter.permit(share)
+        self._note(getattr(of, "about", _SIZES), share)
+        released = self._curator.sum(of, bound=bound, noise_multiplier=z, permit=permit)
+        return released, self._curator.neighbours.noise_sd(bound, z, is_acute(of))
+
+    def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
+        """Sum of the units' clipped terms by the ℓ2 mechanism, and the noise's standard deviation in each entry.
+
+        All that is left goes for it: :meth:`~pymc_dp.privacy.filter.PrivacyFilter.exchange`. **Guarantee**: that of
+        :meth:`Curator.l2_sum`.
+
+        Raises
+        ------
+        PrivacyBudgetExceeded
+            If it is no longer to be had.
+        PrivacyConfigurationError
+            If the bound is of no use, or the option is for another dimension. Nothing is spent then.
+        """
+        check_bound(bound)
+        dimension, before = of.dimension or 1, self.spent
+        z, permit = self._filter.exchange(dimension)
+        self._note(getattr(of, "about", _SIZES), 1 - before)
+        released = self._curator.l2_sum(of, bound=bound, noise_multiplier=z, permit=permit)
+        sd = self._curator.neighbours.noise_sd(bound, z, is_acute(of)) * math.sqrt(dimension + 1)
+        return released, sd
+
     def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`Measurements`."""
         z, permit = self._filter.permit(share)
@@ -297,12 +372,9 @@ class PaidMeasurements:
         counts = self._curator.counts(of, bins_per_octave, noise_multiplier=z, permit=permit)
         return PrivateHistogram(counts, self._curator.neighbours.count_sd(z), bins_per_octave)
 
-    def _note(self, what: str, share: float) -> None:
-        self.spent_on[what] = self.spent_on.get(what, 0.0) + share
 
-
-class PureMeasurements(PaidMeasurements):
-    """The same for a budget of ε at δ = 0: sums by the ℓ2 mechanism, counts with Laplace noise.
+class PureMeasurements(_Paid):
+    """What a curator answers for a budget of ε at δ = 0: sums by the ℓ2 mechanism, counts with Laplace noise.
 
     Parameters
     ----------
@@ -311,10 +383,10 @@ class PureMeasurements(PaidMeasurements):
     """
 
     pure = True
-    _filter: PureFilter
 
     def __init__(self, curator: Curator, privacy_filter: PureFilter):
         super().__init__(curator, privacy_filter)
+        self._filter = privacy_filter
 
     def multiplier(self, share: float, dimension: int = 1) -> float:
         """See :class:`Measurements`: √(D + 1) / ε, as the variance of an entry is D + 1 times the squared scale."""
@@ -330,12 +402,13 @@ class PureMeasurements(PaidMeasurements):
 
     def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`Measurements`."""
-        D = of.dimension or 1
-        z, permit = self._filter.permit(share, D)
+        z, permit = self._filter.permit(share)
         self._note(getattr(of, "about", _SIZES), share)
-        released = self._curator.l2_sum(of, bound=bound, noise_multiplier=z, permit=permit)
-        sd = self._curator.neighbours.noise_sd(bound, z, is_acute(of)) * math.sqrt(D + 1)
-        return released, sd
+        released = self._curator.l2_sum(
+            of, bound=bound, noise_multiplier=z, permit=permit, pure=True
+        )
+        scale = self._curator.neighbours.noise_sd(bound, z, is_acute(of))
+        return released, scale * math.sqrt((of.dimension or 1) + 1)
 
     def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`Measurements`."""
@@ -347,7 +420,7 @@ class PureMeasurements(PaidMeasurements):
 
 def measurements_paid_by(
     permit: Permit, whole: Gaussian | Pure, curator: Curator
-) -> PaidMeasurements:
+) -> PaidMeasurements | PureMeasurements:
     """What a curator answers for one release, which is used up by it: Gaussian, or pure.
 
     Parameters

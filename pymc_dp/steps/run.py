@@ -17,7 +17,13 @@ from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.accounting import composed_epsilon, spending_curve
 from pymc_dp.privacy.budget import Budget, refuse_pure
 from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
+from pymc_dp.privacy.events import (
+    Event,
+    Gaussian,
+    GaussianOrL2,
+    L2Mechanism,
+    PoissonGaussian,
+)
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
@@ -254,8 +260,12 @@ class Run:
         """
         self.neighbours.check((*once, *events))
         for event in (*once, *events):
-            if isinstance(event, Gaussian | PoissonGaussian):
-                check_multiplier(event.noise_multiplier, self.noise)
+            match event:
+                case Gaussian() | PoissonGaussian() | L2Mechanism():
+                    check_multiplier(event.noise_multiplier, self.noise)
+                case GaussianOrL2(z, l2):
+                    check_multiplier(z, self.noise)
+                    check_multiplier(l2, self.noise)
         self.guarantee = Guarantee(
             run_id=self.run_id, step=self.step, events=events, once=once, draws=self.draws,
             tune=self.tune, chains=self.chains, budget=self.epsilon, delta=self.delta,

@@ -36,7 +36,7 @@ from pymc_dp.privacy.filter import LEAST_SHARE, part_of
 from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import doing
-from pymc_dp.records.measurements import PaidMeasurements, measurements_paid_by
+from pymc_dp.records.measurements import PaidMeasurements, PureMeasurements, measurements_paid_by
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.family import Drawn, Family, stage
@@ -237,7 +237,7 @@ class DPSurrogate(PrivateStep):
         with deferred(lambda: None):
             self._keep(found, measure)
 
-    def _keep(self, found: Drawn, measure: PaidMeasurements) -> None:
+    def _keep(self, found: Drawn, measure: PaidMeasurements | PureMeasurements) -> None:
         """Close the account, and say what there is to say."""
         if 0 < measure.spent < 1 - _ROUNDING:  # a search that was lost
             self.run.settle_first(measure.close())
@@ -248,7 +248,7 @@ class DPSurrogate(PrivateStep):
         remember(self)
         self.diagnostics, self._draws = found.diagnostics, found.draws
 
-    def _charged(self) -> PaidMeasurements:
+    def _charged(self) -> PaidMeasurements | PureMeasurements:
         try:
             self.run.reserve()
             return measurements_paid_by(self.run.charge_first(), self._whole, self._curator)
