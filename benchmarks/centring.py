@@ -71,7 +71,7 @@ def errors(name):
     for epsilon in EPSILONS:
         sd = 2 * dp.DPSurrogate(
             family="normal", chains=1, draws=1, epsilon=epsilon, model=compiled, noise_source=dp.InsecureSeededNoise(1)
-        )._z  # fmt: skip
+        ).run.multiplier_of_one()  # fmt: skip
         bounds = np.geomspace(sizes[n // 2] / 2, sizes[-1], 200)
         limit = min(np.hypot(sd * b, np.maximum(sizes - b, 0).sum() / d**0.5) for b in bounds)
         b = sizes[-1 - int(min(BEYOND * d**0.5 * sd / 2, n / 3))]

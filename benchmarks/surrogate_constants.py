@@ -83,7 +83,7 @@ class Bed:
 
     def found(self, runs):
         """Mean squared errors in exact sds, parts of modes inside, and whether usable, of runs, shape (runs, 3)."""
-        step, rows, z = self.step, [], self.step._z
+        step, rows, z = self.step, [], self.step._whole.noise_multiplier
         parameters = step.compiled.parameters
         for k in range(runs):
             curator = Curator(step._curator._records, dp.InsecureSeededNoise(SEED + k))

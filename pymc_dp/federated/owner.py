@@ -33,7 +33,7 @@ from pymc_dp.federated.agreement import (
 from pymc_dp.likelihood.compiled import CompiledModel, compile_model
 from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.budget import Budget, check_finite_epsilon
+from pymc_dp.privacy.budget import Budget, check_finite_epsilon, refuse_pure
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
@@ -134,6 +134,7 @@ class Owner:
         self._parameters = parameters_digest(compiled.parameters)
 
         self.delta = budget.delta_for(roles.n_units)
+        refuse_pure("An owner", self.delta)
         z = calibrate_noise(epsilon=self.epsilon, delta=self.delta, releases=1)
         z *= _ROUNDING
         self._kinds = {

@@ -34,6 +34,8 @@ class Owners:
         If there is no owner, or one whose model has other parameters.
     """
 
+    pure = False
+
     def __init__(self, ask: Ask, parameters: ParameterSpace):
         self._ask, self._offers = ask, ask("offer", {})
         if not self._offers:
@@ -72,13 +74,17 @@ class Owners:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         return self._spent
 
-    def multiplier(self, share: float) -> float:
+    def multiplier(self, share: float, dimension: int = 1) -> float:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         return self._multiplier("surrogate") / math.sqrt(self._left * share)
 
-    def noise_sd(self, bound: float, share: float) -> float:
+    def share(self, multiplier: float, dimension: int = 1) -> float:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
-        return SUBSTITUTE_ONE.noise_sd(bound, self.multiplier(share))
+        return (self.multiplier(1.0) / multiplier) ** 2
+
+    def noise_sd(self, bound: float, share: float, dimension: int = 1) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return SUBSTITUTE_ONE.noise_sd(bound, self.multiplier(share, dimension))
 
     def count_sd(self, share: float) -> float:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""

@@ -11,6 +11,7 @@ Gaussian-DP parameter, :math:`\rho = \mu^2/2` the zCDP parameter.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -178,7 +179,7 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     events : iterable of Event
         What has been, or will be, released; none at all costs 0.
     delta : float
-        δ in [0, 1).
+        δ in [0, 1). At 0 the ε of pure releases add up, and others have none.
 
     Notes
     -----
@@ -192,8 +193,7 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     if unknown:
         raise PrivacyConfigurationError(f"No accountant for releases of type {sorted(unknown)}.")
     if delta == 0:
-        pure = all(isinstance(e, Laplace | Pure | L2Mechanism) for e in events)
-        return _rounded_up(math.fsum(map(_pure_epsilon, events))) if pure else math.inf
+        return _least_above(_pure_total(events))
     events = _merged(events)
     batches = [e for e in events if isinstance(e, BarkerBatch)]
     others = [e for e in events if not isinstance(e, BarkerBatch)]
@@ -216,6 +216,26 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     return _rounded_up(min(bounds))
 
 
+def _pure_total(events: Iterable[Event]) -> Fraction | float:
+    """Sum of the ε of pure releases, exact; infinite if there are others."""
+    total = Fraction(0)
+    for e in events:
+        match e:
+            case Pure():
+                total += e.count * Fraction(e.epsilon)
+            case Laplace() | L2Mechanism() if e.noise_multiplier > 0:
+                total += e.count / Fraction(e.noise_multiplier)
+            case _:
+                return math.inf
+    return total
+
+
+def _least_above(number: Fraction | float) -> float:
+    """The least float that is not below."""
+    nearest = float(number)
+    return nearest if nearest >= number else math.nextafter(nearest, math.inf)
+
+
 def epsilon_that_fits(events: Iterable[Event], epsilon: float, delta: float) -> float:
     """Largest ε, at `delta`, of Gaussian releases that may follow `events` within (ε, δ); rounded down.
 
@@ -231,11 +251,10 @@ def epsilon_that_fits(events: Iterable[Event], epsilon: float, delta: float) -> 
     events = list(events)
     if math.isinf(epsilon) or not events:
         return epsilon
-    spent = composed_epsilon(events, delta)
-    if not spent < epsilon:
-        return 0.0
     if delta == 0:
-        return (epsilon - spent) * (1 - 4 * _RELATIVE_MARGIN)
+        return max(-_least_above(_pure_total(events) - Fraction(epsilon)), 0.0)
+    if not composed_epsilon(events, delta) < epsilon:
+        return 0.0
     mu = gaussian_mu_within(epsilon, delta)
     gaussians = [e for e in events if isinstance(e, Gaussian)]
     if len(gaussians) == len(events):

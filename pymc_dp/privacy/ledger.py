@@ -48,9 +48,9 @@ class PrivacyLedger(AccountFile):
     read for it, so that a crash loses nothing and a restored state cannot release twice. The
     composition is adaptive: later runs may be chosen in the light of earlier results, as long as
     the total stays within (ε, δ) fixed beforehand (a privacy filter; Rogers, Roth, Ullman and
-    Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022). For runs that sample units, or mix
-    Laplace noise or that of the ℓ2 mechanism with other noise, no such theorem is known: fix their settings before the
-    first of them.
+    Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022; at δ = 0 simple composition is one). For runs that
+    sample units, or mix Laplace noise or that of the ℓ2 mechanism with other noise, no such theorem is known: fix their
+    settings before the first of them.
 
     A file is created whole or not at all, and one of zero bytes (a full disk, a power cut) is refused:
     it may have held an account.
@@ -183,6 +183,11 @@ class PrivacyLedger(AccountFile):
                 return
             events = [e for plan in earlier for e in plan.total]
             cost = composed_epsilon([*events, *(e for p in plans for e in p.total)], self.delta)
+            if math.isinf(cost) and self.delta == 0 and math.isfinite(self.epsilon):
+                raise PrivacyBudgetExceeded(
+                    f"{plans[0].description} is not of pure ε, and this account has δ = 0: its releases have no ε then. Runs of "
+                    "`delta=0` fit, or a ledger of its own. Nothing was released and nothing was charged."
+                )
             if not cost <= self.epsilon:
                 spent = composed_epsilon(events, self.delta)
                 fits = epsilon_that_fits(events, self.epsilon, self.delta)
@@ -289,7 +294,7 @@ class PrivacyLedger(AccountFile):
 
         A closed run hands out no more permits. Which run is closed, and at what, must be a function of
         releases: then it is a choice of later releases like any other, and a filter allows it. None is
-        known for accounts with other than Gaussian releases, and there nothing is given back.
+        known for accounts with other than Gaussian releases, unless δ is 0 and so all are pure, and there nothing is given back.
 
         Parameters
         ----------
@@ -317,7 +322,9 @@ class PrivacyLedger(AccountFile):
             (used,) = db.execute(
                 "SELECT COALESCE(SUM(used), 0) FROM slots WHERE run = ?", (plan.run,)
             ).fetchone()
-            filtered = all(isinstance(e, Gaussian) for p in runs for e in p.events)
+            filtered = self.delta == 0 or all(
+                isinstance(e, Gaussian) for p in runs for e in p.events
+            )
             reserved = composed_epsilon(plan.total, self.delta) if filtered else math.inf
             if (used and not released) or composed_epsilon(released, self.delta) > reserved:
                 raise LedgerError(

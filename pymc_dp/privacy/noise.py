@@ -16,7 +16,7 @@ from pymc_dp.privacy.l2_noise import l2_noise
 
 
 class NoiseSource(Protocol):
-    """Source of discrete Gaussian noise, of that of the ℓ2 mechanism, and of secret uniform bits.
+    """Source of discrete Gaussian and Laplace noise, of that of the ℓ2 mechanism, and of secret uniform bits.
 
     Attributes
     ----------
@@ -34,6 +34,13 @@ class NoiseSource(Protocol):
 
         `at` is the public address of the release (chain, iteration, release within it); only a
         reproducible source has a use for it.
+        """
+        ...
+
+    def discrete_laplace(self, scale: float, size: int, at: tuple[int, ...]) -> NDArray[np.int64]:
+        r"""Draw `size` independent integers with mass :math:`\propto e^{-|k|/scale}`.
+
+        `at` is as in :meth:`discrete_gaussian`.
         """
         ...
 
@@ -69,6 +76,12 @@ class SecureNoise:
         """See :meth:`NoiseSource.discrete_gaussian`; `at` is not used."""
         return np.asarray(_measurement(scale)([0] * size), dtype=np.int64)
 
+    def discrete_laplace(
+        self, scale: float, size: int, at: tuple[int, ...] = ()
+    ) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.discrete_laplace`; `at` is not used."""
+        return np.asarray(_measurement(scale, "laplace")([0] * size), dtype=np.int64)
+
     def l2(self, scale: float, size: int, at: tuple[int, ...] = ()) -> NDArray[np.int64]:
         """See :meth:`NoiseSource.l2`; `at` is not used."""
         return l2_noise(scale, size, self.words)
@@ -79,13 +92,15 @@ class SecureNoise:
 
 
 @lru_cache(maxsize=64)
-def _measurement(scale: float) -> Any:
-    """OpenDP's discrete Gaussian mechanism on vectors; building it costs as much as a draw."""
+def _measurement(scale: float, family: str = "gaussian") -> Any:
+    """OpenDP's discrete Gaussian or Laplace mechanism on vectors; building it costs as much as a draw."""
     import opendp.prelude as opendp
 
     opendp.enable_features("contrib")
-    space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
-    return opendp.m.make_gaussian(*space, scale=scale)
+    vectors = opendp.vector_domain(opendp.atom_domain(T="i64"))
+    if family == "laplace":
+        return opendp.m.make_laplace(vectors, opendp.l1_distance(T="i64"), scale=scale)
+    return opendp.m.make_gaussian(vectors, opendp.l2_distance(T="f64"), scale=scale)
 
 
 # Sets the seeds of samples apart from those of noise.
@@ -116,6 +131,13 @@ class InsecureSeededNoise:
         """See :meth:`NoiseSource.discrete_gaussian`."""
         rng = np.random.default_rng([self.seed, *at])
         return np.rint(scale * rng.standard_normal(size)).astype(np.int64)
+
+    def discrete_laplace(
+        self, scale: float, size: int, at: tuple[int, ...] = ()
+    ) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.discrete_laplace`."""
+        rng = np.random.default_rng([self.seed, *at])
+        return np.rint(rng.laplace(0, scale, size)).astype(np.int64)
 
     def l2(self, scale: float, size: int, at: tuple[int, ...] = ()) -> NDArray[np.int64]:
         """See :meth:`NoiseSource.l2`."""

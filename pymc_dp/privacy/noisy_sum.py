@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pymc_dp.checks import check_rate
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, MAX_LENGTH, RESOLUTION, clipped_sum
-from pymc_dp.privacy.events import Event, Gaussian, L2Mechanism, PoissonGaussian
+from pymc_dp.privacy.events import Event, Gaussian, L2Mechanism, PoissonGaussian, Pure
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.plans import Permit
@@ -25,6 +25,7 @@ _BOUND_RANGE = (1e-200, 1e200)
 
 
 Address = tuple[int, ...]
+Draw = Callable[[float, int, Address], NDArray[np.int64]]
 
 
 def release(
@@ -33,11 +34,12 @@ def release(
     scale: float,
     permit: Permit,
     noise: NoiseSource,
+    draw: Draw | None = None,
 ) -> NDArray[Any]:
     """Whole numbers with noise: paid for first, then counted, then noised.
 
-    Every release with Gaussian noise, or that of the ℓ2 mechanism, goes through here. What it promises is what its
-    caller proves of the numbers: that `event` covers noise of this scale.
+    Every release of a curator's goes through here. What it promises is what its caller proves of the numbers: that `event`
+    covers noise of this kind and scale.
 
     Parameters
     ----------
@@ -45,13 +47,14 @@ def release(
         ``address ->`` whole numbers computed from records, shape (k,). Called once, after the permit is
         taken; the address tells this release from all others.
     event : Event
-        What it costs. For :class:`~pymc_dp.privacy.events.L2Mechanism` the noise is that of the ℓ2 mechanism,
-        otherwise discrete Gaussian.
+        What it costs.
     scale : float
         Scale of the noise, of a Gaussian its standard deviation; 0 for none.
     permit : Permit
         Must still contain the event.
     noise : NoiseSource
+    draw : callable, optional
+        ``(scale, size, address) ->`` noise, a method of `noise`. Default: discrete Gaussian.
 
     Returns
     -------
@@ -66,8 +69,7 @@ def release(
     numbers = counted(address)
     if scale == 0:
         return numbers
-    draw = noise.l2 if isinstance(event, L2Mechanism) else noise.discrete_gaussian
-    return numbers + draw(scale, numbers.size, address)
+    return numbers + (draw or noise.discrete_gaussian)(scale, numbers.size, address)
 
 
 def noisy_sum(
@@ -195,13 +197,15 @@ def l2_noisy_total(
     permit: Permit,
     noise: NoiseSource,
     neighbours: Neighbours = SUBSTITUTE_ONE,
+    acute: bool = False,
+    pure: bool = False,
 ) -> NDArray[np.float64]:
     r"""Sum over units of clipped terms, plus noise of the ℓ2 mechanism.
 
     .. math:: \sum_i \operatorname{clip}_B(v_i) + X, \qquad
               X \sim \text{density} \propto e^{-\lVert x \rVert_2 / (z \cdot \kappa B)}
 
-    **Neighbouring relation** and **sensitivity**: those of :func:`noisy_sum`, κB in L2 norm. **Guarantee**: one
+    **Neighbouring relation** and **sensitivity**: those of :func:`noisy_total`, κB in L2 norm, √κ B if acute. **Guarantee**: one
     ``L2Mechanism(noise_multiplier, dimension)`` event; 1/z-DP, and (ε, δ)-DP with
     :func:`~pymc_dp.privacy.l2_mechanism.l2_delta` (Joseph, Kulesza and Yu, 2025; proved on the page of the ℓ2
     mechanism).
@@ -211,10 +215,13 @@ def l2_noisy_total(
 
     Parameters
     ----------
-    parts, dimension, bound, permit, noise, neighbours
+    parts, dimension, bound, permit, noise, neighbours, acute
         As in :func:`noisy_total`.
     noise_multiplier : float
         z. The standard deviation of the noise in an entry is z · κB · √(d + 1).
+    pure : bool
+        Whether it is charged as one ``Pure(1 / noise_multiplier)`` event instead, which says less, and all that counts
+        at δ = 0; of these the dimension may be larger.
 
     Returns
     -------
@@ -224,17 +231,18 @@ def l2_noisy_total(
     ------
     PrivacyConfigurationError
         If the bound or the multiplier is out of range, or the dimension more than
-        :data:`~pymc_dp.privacy.events.MAX_L2_DIMENSION`.
+        :data:`~pymc_dp.privacy.events.MAX_L2_DIMENSION` and it is not pure.
     PrivacyBudgetExceeded
         As :func:`noisy_sum`.
     """
     _check(dimension, None, bound, noise_multiplier, noise)
     total = release(
         lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
-        L2Mechanism(noise_multiplier, dimension or 1),
-        neighbours.of_sum(RESOLUTION) * noise_multiplier,
+        Pure(1 / noise_multiplier) if pure else L2Mechanism(noise_multiplier, dimension or 1),
+        neighbours.noise_sd(RESOLUTION, noise_multiplier, acute),
         permit,
         noise,
+        noise.l2,
     )
     return _in_units_of_terms(total, dimension, bound)
 

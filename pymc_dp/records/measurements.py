@@ -1,13 +1,15 @@
 """From exact sums to releases: what is asked of the records, answered with noise."""
 
 import math
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.privacy.filter import PrivacyFilter
-from pymc_dp.privacy.histogram import PrivateHistogram, noisy_counts
+from pymc_dp.privacy.events import Event, Gaussian, L2Option, Pure
+from pymc_dp.privacy.filter import PrivacyFilter, PureFilter
+from pymc_dp.privacy.histogram import PrivateHistogram, noisy_counts, pure_noisy_counts
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import (
@@ -118,10 +120,18 @@ class Curator:
             noise=self._noise,
         )
 
-    def l2_sum(self, of: Query, *, bound: float, noise_multiplier: float, permit: Permit) -> Vector:
+    def l2_sum(
+        self,
+        of: Query,
+        *,
+        bound: float,
+        noise_multiplier: float,
+        permit: Permit,
+        pure: bool = False,
+    ) -> Vector:
         """Sum of the units' clipped terms with noise of the ℓ2 mechanism.
 
-        **Sensitivity** κB in L2 norm under the curator's neighbours. **Guarantee**: one L2Mechanism event of
+        **Sensitivity**: that of :meth:`sum`. **Guarantee**: one L2Mechanism event, or, if it is to be pure, Pure event of
         :func:`~pymc_dp.privacy.noisy_sum.l2_noisy_total`.
 
         Parameters
@@ -129,7 +139,9 @@ class Curator:
         of, bound, permit
             As in :meth:`sum`.
         noise_multiplier : float
-            z: the scale of the noise is z · κB, its standard deviation in an entry √(d + 1) times that.
+            z: the scale of the noise is z times the sensitivity, its standard deviation in an entry √(d + 1) times that.
+        pure : bool
+            See :func:`~pymc_dp.privacy.noisy_sum.l2_noisy_total`.
 
         Returns
         -------
@@ -148,6 +160,8 @@ class Curator:
             permit=permit,
             noise=self._noise,
             neighbours=self.neighbours,
+            acute=is_acute(of),
+            pure=pure,
         )
 
     def counts(
@@ -166,11 +180,27 @@ class Curator:
             neighbours=self.neighbours,
         )
 
+    def pure_counts(
+        self, of: Query, bins_per_octave: int, *, noise_multiplier: float, permit: Permit
+    ) -> NDArray[np.float64]:
+        """As :meth:`counts`, with Laplace noise.
+
+        **Sensitivity** κ in L1 norm under the curator's neighbours; **guarantee**: one Pure event of
+        :func:`~pymc_dp.privacy.histogram.pure_noisy_counts`.
+        """
+        return pure_noisy_counts(
+            lambda: self._records.counts(of, bins_per_octave),
+            noise_multiplier=noise_multiplier,
+            permit=permit,
+            noise=self._noise,
+            neighbours=self.neighbours,
+        )
+
 
 class Measurements(Protocol):
     r"""Noisy answers, paid for by shares of one budget: of a curator, or of several owners.
 
-    Shares are of :math:`\mu^2`. Algorithms that are written against this know of the records nothing but
+    Shares are of :math:`\mu^2`, or of ε where the budget is pure. Algorithms that are written against this know of the records nothing but
     the answers.
     """
 
@@ -184,12 +214,21 @@ class Measurements(Protocol):
         """Share of the budget that is gone."""
         ...
 
-    def multiplier(self, share: float) -> float:
-        """Noise standard deviation / sensitivity of a release that costs `share`."""
+    @property
+    def pure(self) -> bool:
+        """Whether the budget is ε at δ = 0, so that noise grows with the dimension, and doubles where a share is halved."""
         ...
 
-    def noise_sd(self, bound: float, share: float) -> float:
-        """Standard deviation of the noise in every entry of a :meth:`sum`."""
+    def multiplier(self, share: float, dimension: int = 1) -> float:
+        """Standard deviation of the noise in an entry / sensitivity, of a sum of so many entries that costs `share`."""
+        ...
+
+    def share(self, multiplier: float, dimension: int = 1) -> float:
+        """What a sum costs whose :meth:`multiplier` is this: more than 1 if it cannot be had."""
+        ...
+
+    def noise_sd(self, bound: float, share: float, dimension: int = 1) -> float:
+        """Standard deviation of the noise in every entry of a :meth:`sum` of so many entries."""
         ...
 
     def count_sd(self, share: float) -> float:
@@ -222,17 +261,13 @@ class Measurements(Protocol):
         ...
 
 
-class PaidMeasurements:
-    """What a curator answers for the content of a privacy filter: one home of :class:`Measurements`.
+class _Paid(ABC):
+    """What the two kinds of budget have in common."""
 
-    Parameters
-    ----------
-    curator : Curator
-    privacy_filter : PrivacyFilter
-    """
+    pure: bool
 
-    def __init__(self, curator: Curator, privacy_filter: PrivacyFilter):
-        self._curator, self._filter = curator, privacy_filter
+    def __init__(self, curator: Curator, privacy_filter: PrivacyFilter | PureFilter):
+        self._curator, self._paid_from = curator, privacy_filter
         self.spent_on: dict[str, float] = {}
         """Shares of the budget by what they were spent on: what sums are about, or sizes, by histograms and counts."""
 
@@ -244,19 +279,76 @@ class PaidMeasurements:
     @property
     def spent(self) -> float:
         """See :class:`Measurements`."""
-        return self._filter.spent
+        return self._paid_from.spent
 
-    def multiplier(self, share: float) -> float:
+    def close(self) -> tuple[Event, ...]:
+        """See :meth:`~pymc_dp.privacy.filter.PrivacyFilter.close`."""
+        return self._paid_from.close()
+
+    @abstractmethod
+    def multiplier(self, share: float, dimension: int = 1) -> float:
         """See :class:`Measurements`."""
+
+    @abstractmethod
+    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
+        """See :class:`Measurements`."""
+
+    def noise_sd(self, bound: float, share: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`."""
+        return self._curator.neighbours.noise_sd(bound, self.multiplier(share, dimension))
+
+    def count(self, of: Query, share: float) -> tuple[float, float]:
+        """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation.
+
+        **Sensitivity** 1 under both relations: of marks of ±1/2 if a unit is replaced, for which the number of
+        units has to be public; of marks of 0 and 1 if one comes or goes. **Guarantee**: that of :meth:`sum`.
+        """
+        if self._curator.neighbours.public_size:
+            excess, sd = self.sum(CentredIndicator(of), CentredIndicator.bound, share)
+            return float(excess) + self.n_units / 2, sd
+        total, sd = self.sum(of, 1.0, share)
+        return float(total), sd
+
+    def units(self, share: float) -> tuple[float, float]:
+        """See :class:`Measurements`.
+
+        **Sensitivity** 1 under add-or-remove, of a sum with a term of 1 for every unit. **Guarantee**: that of
+        :meth:`sum`.
+        """
+        if self._curator.neighbours.public_size:
+            return float(self.n_units), 0.0
+        return self.count(UnitCount(), share)
+
+    def _note(self, what: str, share: float) -> None:
+        self.spent_on[what] = self.spent_on.get(what, 0.0) + share
+
+
+class PaidMeasurements(_Paid):
+    """What a curator answers for the content of a privacy filter: one home of :class:`Measurements`.
+
+    Parameters
+    ----------
+    curator : Curator
+    privacy_filter : PrivacyFilter
+    """
+
+    pure = False
+
+    def __init__(self, curator: Curator, privacy_filter: PrivacyFilter):
+        super().__init__(curator, privacy_filter)
+        self._filter = privacy_filter
+
+    def multiplier(self, share: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`: the same for all dimensions."""
         return self._filter.multiplier(share)
 
-    def noise_sd(self, bound: float, share: float) -> float:
+    def share(self, multiplier: float, dimension: int = 1) -> float:
         """See :class:`Measurements`."""
-        return self._curator.neighbours.noise_sd(bound, self.multiplier(share))
+        return (self._filter.multiplier(1.0) / multiplier) ** 2
 
     def count_sd(self, share: float) -> float:
         """See :class:`Measurements`."""
-        return self._curator.neighbours.count_sd(self.multiplier(share))
+        return self._curator.neighbours.count_sd(self._filter.multiplier(share))
 
     def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         """See :class:`Measurements`."""
@@ -291,32 +383,10 @@ class PaidMeasurements:
         """
         check_bound(bound)
         dimension, before = of.dimension or 1, self.spent
-        sd = self._curator.neighbours.of_sum(bound) * self.last_multiplier(dimension)
+        sd = self._curator.neighbours.noise_sd(bound, self.last_multiplier(dimension), is_acute(of))
         z, permit = self._filter.exchange(dimension)
         self._note(getattr(of, "about", _SIZES), 1 - before)
         return self._curator.l2_sum(of, bound=bound, noise_multiplier=z, permit=permit), sd
-
-    def count(self, of: Query, share: float) -> tuple[float, float]:
-        """Noisy number of units that are marked with 1, the others with 0; and the noise's standard deviation.
-
-        **Sensitivity** 1 under both relations: of marks of ±1/2 if a unit is replaced, for which the number of
-        units has to be public; of marks of 0 and 1 if one comes or goes. **Guarantee**: that of :meth:`sum`.
-        """
-        if self._curator.neighbours.public_size:
-            excess, sd = self.sum(CentredIndicator(of), CentredIndicator.bound, share)
-            return float(excess) + self.n_units / 2, sd
-        total, sd = self.sum(of, 1.0, share)
-        return float(total), sd
-
-    def units(self, share: float) -> tuple[float, float]:
-        """See :class:`Measurements`.
-
-        **Sensitivity** 1 under add-or-remove, of a sum with a term of 1 for every unit. **Guarantee**: that of
-        :meth:`sum`.
-        """
-        if self._curator.neighbours.public_size:
-            return float(self.n_units), 0.0
-        return self.count(UnitCount(), share)
 
     def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         """See :class:`Measurements`."""
@@ -325,5 +395,79 @@ class PaidMeasurements:
         counts = self._curator.counts(of, bins_per_octave, noise_multiplier=z, permit=permit)
         return PrivateHistogram(counts, self._curator.neighbours.count_sd(z), bins_per_octave)
 
-    def _note(self, what: str, share: float) -> None:
-        self.spent_on[what] = self.spent_on.get(what, 0.0) + share
+
+class PureMeasurements(_Paid):
+    """What a curator answers for a budget of ε at δ = 0: sums by the ℓ2 mechanism, counts with Laplace noise.
+
+    Parameters
+    ----------
+    curator : Curator
+    privacy_filter : PureFilter
+    """
+
+    pure = True
+
+    def __init__(self, curator: Curator, privacy_filter: PureFilter):
+        super().__init__(curator, privacy_filter)
+        self._filter = privacy_filter
+
+    def multiplier(self, share: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`: √(D + 1) / ε, as the variance of an entry is D + 1 times the squared scale."""
+        return self._filter.multiplier(share) * math.sqrt(dimension + 1)
+
+    def share(self, multiplier: float, dimension: int = 1) -> float:
+        """See :class:`Measurements`."""
+        return self.multiplier(1.0, dimension) / multiplier
+
+    def count_sd(self, share: float) -> float:
+        """See :class:`Measurements`."""
+        return self._curator.neighbours.pure_count_sd(self._filter.multiplier(share))
+
+    def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
+        """See :class:`Measurements`."""
+        z, permit = self._filter.permit(share)
+        self._note(getattr(of, "about", _SIZES), share)
+        released = self._curator.l2_sum(
+            of, bound=bound, noise_multiplier=z, permit=permit, pure=True
+        )
+        scale = self._curator.neighbours.noise_sd(bound, z, is_acute(of))
+        return released, scale * math.sqrt((of.dimension or 1) + 1)
+
+    @property
+    def before_last_sum(self) -> float:
+        """See :class:`Measurements`: none differs from the others."""
+        return 0.0
+
+    def last_multiplier(self, dimension: int) -> float:
+        """See :class:`Measurements`."""
+        return math.inf
+
+    def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
+        """See :class:`Measurements`: an ordinary one."""
+        return self.sum(of, bound, 1 - self.spent)
+
+    def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
+        """See :class:`Measurements`."""
+        z, permit = self._filter.permit(share)
+        self._note(_SIZES, share)
+        counts = self._curator.pure_counts(of, bins_per_octave, noise_multiplier=z, permit=permit)
+        return PrivateHistogram(counts, self._curator.neighbours.pure_count_sd(z), bins_per_octave)
+
+
+def measurements_paid_by(
+    permit: Permit, whole: Gaussian | Pure, curator: Curator, option: L2Option | None = None
+) -> PaidMeasurements | PureMeasurements:
+    """What a curator answers for one release, which is used up by it: Gaussian, or pure.
+
+    Parameters
+    ----------
+    permit : Permit
+        Covers `whole`, with the option.
+    whole : Gaussian or Pure
+    curator : Curator
+    option : L2Option, optional
+        What the rest of a Gaussian release may be exchanged for.
+    """
+    if isinstance(whole, Pure):
+        return PureMeasurements(curator, PureFilter(permit, whole.epsilon))
+    return PaidMeasurements(curator, PrivacyFilter(permit, whole.noise_multiplier, option))

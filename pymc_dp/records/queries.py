@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,6 +173,8 @@ class Information:
     ----------
     theta, V, bound, tempering
         As in :class:`Score`.
+    kept : {"matrix", "diagonal", "nothing"}
+        What is asked for of the second.
 
     Notes
     -----
@@ -183,13 +185,16 @@ class Information:
     V: Vector
     bound: float
     tempering: float = 1.0
+    kept: Literal["matrix", "diagonal", "nothing"] = "matrix"
     about = "curvature"
     acute = True
 
     @property
     def dimension(self) -> int:
-        """D (d + 1)."""
-        return len(self.theta) * (len(self.theta) + 1)
+        """Length of both together, d (d + 1) if all is asked for."""
+        d = len(self.theta)
+        half = d * (d + 1) // 2
+        return half + {"matrix": half, "diagonal": d, "nothing": 0}[self.kept]
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
@@ -198,7 +203,10 @@ class Information:
             z = _finite(simulated @ W)
             kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)
             left, right = z.transpose(1, 2, 0) / self.tempering, z.transpose(1, 0, 2)
-            both = [as_vectors((left * w.T[:, None, :]) @ right) for w in (weights, kept)]
+            asked = (weights, kept) if self.kept == "matrix" else (weights,)
+            both = [as_vectors((left * w.T[:, None, :]) @ right) for w in asked]
+            if self.kept == "diagonal":
+                both.append(np.einsum("kn,knd->nd", kept, z * z) / self.tempering)
             yield np.concatenate(both, axis=1)
 
 

@@ -90,8 +90,13 @@ def in_plain_words(report: Facts) -> list[str]:
         f"in {100 * FALSE_ALARMS:g} % of cases. With everything that is published here, they recognise "
         f"it in at most {math.ceil(100 * power - 1e-9)} %.",
         f"In technical terms, whatever may be concluded from what is published has a "
-        f"probability that changes by a factor of at most e^ε, with ε = {report.epsilon:g}, apart "
-        f"from δ = {report.delta:.3g}, when {report.unit} {last}.",
+        f"probability that changes by a factor of at most e^ε, with ε = {report.epsilon:g}, "
+        + (
+            "without exception (δ = 0)"
+            if report.delta == 0
+            else f"apart from δ = {report.delta:.3g}"
+        )
+        + f", when {report.unit} {last}.",
     ]
 
 
@@ -189,6 +194,13 @@ def how_to_check(report: Facts) -> tuple[str, str]:
             "in pymc-dp's documentation (“Subsampled accounting”), with the numbers to compare.",
             "",
         )
+    if report.delta == 0:
+        total = " + ".join(f"{e.count} * {_pure(e)}" for e in report.releases)
+        return (
+            "Pure ε add up. This sum of the releases above is ε, but for rounding; what each release is worth is proved in "
+            "pymc-dp's documentation.",
+            f"print({total})\n",
+        )
     if any(isinstance(e, L2Mechanism | GaussianOrL2) for e in report.releases):
         return (
             "No public accountant knows the ℓ2 mechanism. The density of its privacy loss, which is all that there is to "
@@ -229,6 +241,15 @@ def _program(report: Facts) -> str:
         "    total = total.compose(one.self_compose(count))\n"
         f"print(total.get_epsilon_for_delta({report.delta!r}))\n"
     )
+
+
+def _pure(event: Event) -> str:
+    """ε of one release."""
+    if isinstance(event, Pure):
+        return repr(event.epsilon)
+    if isinstance(event, Laplace | L2Mechanism):
+        return f"1 / {event.noise_multiplier!r}"
+    raise TypeError(type(event).__name__)
 
 
 def _pld(event: Event) -> str:

@@ -105,6 +105,8 @@ class PrivateStep(BlockedStep):
     stats_dtypes_shapes = STATS
     own_stats: ClassVar[tuple[str, ...]] = ()
     """Statistics besides :data:`STATS` that a step declares to be functions of releases and settings: its own alone."""
+    can_be_pure: ClassVar[bool] = False
+    """Whether it has a way at δ = 0."""
     _state_class = PrivateStepState
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +145,7 @@ class PrivateStep(BlockedStep):
         check_units(self.roles.n_units)
         check_sizes(self.model, in_model, self.run.neighbours.public_size)
         self.vars = all_value_vars(self.model, vars, settings.blocked)
-        self.run.open_account(self.roles.n_units)
+        self.run.open_account(self.roles.n_units, pure=self.can_be_pure)
         self.run_id, self.iterations = self.run.run_id, self.run.iterations
         self.rng = get_random_generator(settings.rng)
         self.slot, self.used, self.tuning_over = -1, 0, False

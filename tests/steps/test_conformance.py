@@ -126,9 +126,13 @@ class TestFamily:
         z = dp.calibrate_noise(epsilon=3.0, delta=1e-5, releases=1)
         # With the option of a last query of another kind, each of the two ways has half of delta.
         least = z if option is None else dp.calibrate_noise(epsilon=3.0, delta=5e-6, releases=1)
-        assert step._z == pytest.approx(least, rel=1e-6)
-        assert step._z >= least
-        assert events == ((Gaussian(step._z),) if option is None else option.events(step._z))
+        assert step._whole.noise_multiplier == pytest.approx(least, rel=1e-6)
+        assert step._whole.noise_multiplier >= least
+        assert events == (
+            (Gaussian(step._whole.noise_multiplier),)
+            if option is None
+            else option.events(step._whole.noise_multiplier)
+        )
         assert step.ledger.spent() == pytest.approx(3.0, rel=1e-5)
 
     def test_what_leaves_is_a_function_of_the_releases(

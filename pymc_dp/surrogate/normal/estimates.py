@@ -25,6 +25,8 @@ _LEAST = 0.05
 """A query may widen the coordinates by the inverse root of this: noise has no more to say than that."""
 _LEAST_KEPT = 0.2
 """Of the information, in any direction: what a clipped score is said to keep of it at least."""
+_USUALLY_KEPT = 0.75
+"""The same where it was not asked: scores with a bound of 1.5 root mean squares."""
 _HALF, _LEAST_PART = 0.5, 0.1
 """Part of the information that scores should keep, and the least that noise lets be told of it. Without, 2 % of outcomes at
 ε = .3 are four of their sds off and said to be known; with .7 errors are 1.1 times as large."""
@@ -106,7 +108,10 @@ def estimate(
     values = np.maximum(values, _LEAST if before else 1e-9)
     P = (U * values) @ U.T
     root, R = (U * np.sqrt(values)) @ U.T, (U / np.sqrt(values)) @ U.T
-    kept = _shrunk(symmetric(R @ (at.kept + of_prior) @ R), at.information_sd, R @ R)
+    if at.kept is None:
+        kept = _USUALLY_KEPT * np.eye(d)
+    else:
+        kept = _shrunk(symmetric(R @ (at.kept + of_prior) @ R), at.information_sd, R @ R)
     values, U = np.linalg.eigh(kept)
     gain = inverse.T @ root @ (U / np.clip(values, _LEAST_KEPT, 1.0)) @ U.T @ R
 

@@ -7,17 +7,18 @@ it hurts all parameters alike.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from pymc_dp.linalg import Vector, as_matrix
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.queries import Gradient, Information, Score
+from pymc_dp.records.queries import Gradient, Information, Query, Score
 from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
 
 _BEYOND = 6.0
-"""So many times √d/μ units are longer than their bound, μ that of the sum: there noise and what is clipped balance.
+"""So many times √d z units are longer than their bound, z the noise's sd in the sum / sensitivity: there noise and what is clipped balance.
 With 3 errors are 1.1 times as large, with 12 too."""
 _BEYOND_INFORMATION = 1.0
 """The same of information, where all that is clipped points in one direction."""
@@ -35,6 +36,14 @@ _WITHOUT_SIZE = 20
 """First bins, of sizes below 2^-50: parameters that no record tells of."""
 
 
+_USUAL_CLIPPED = 3.0
+"""Where sizes are not asked for: of a bound of c√(d/n), which is c root mean squares of scores in whitened coordinates, the error
+is about so many posterior sds over c³, as of an estimate that uses its data less well. The bound makes that and noise, which is as c,
+least in squares: then it is the noise over √3."""
+_USUAL_INFORMATION = 4.0
+"""Its bound then, in parts of d/n, which is the mean."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """How a share is divided: sizes, scores, information.
@@ -47,6 +56,7 @@ class Parts:
     scores: float
     information: float
     room: float
+    kept: Literal["matrix", "diagonal", "nothing"] = "matrix"
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class Evaluation:
     noise: float
     sd: float
     information: Vector
-    kept: Vector
+    kept: Vector | None
     information_sd: float
     largest: float
     sizes: tuple[PrivateHistogram, ...]
@@ -101,7 +111,6 @@ class Evaluator:
 
     def __init__(self, measure: Measurements, n_units: float, tempering: float):
         self.measure, self.n_units, self._tempering = measure, n_units, tempering
-        self.mu = 1 / measure.multiplier(1.0)
 
     def at(
         self,
@@ -132,37 +141,59 @@ class Evaluator:
         of_sizes = share * parts.sizes
         for_scores, for_information = share * parts.scores, share * parts.information
 
-        plain = Gradient(theta, V, T)
-        sizes = (
-            *(before.sizes if before else ()),
-            measure.histogram(plain, _OF_SCORES * of_sizes, BINS_PER_OCTAVE),
+        sizes = self._counted(
+            Gradient(theta, V, T), _OF_SCORES * of_sizes, before.sizes if before else None
         )
-        z = measure.last_multiplier(d) if by_last_sum else measure.multiplier(for_scores)
-        number = self._number(_BEYOND, d, z)
-        b, excess = size_exceeded_by(number, *pooled(sizes))
-        b = max(b, least)
-        clipped = _OF_CLIPPED * number * excess * b / math.sqrt(d)
+        if sizes:
+            z = measure.last_multiplier(d) if by_last_sum else measure.multiplier(for_scores, d)
+            number = self._number(_BEYOND, d, z)
+            b, excess = size_exceeded_by(number, *pooled(sizes))
+            b = max(b, least)
+        else:
+            usual = math.sqrt(d / self.n_units)
+            b = (
+                usual
+                * (3 * _USUAL_CLIPPED**2 / (usual * measure.noise_sd(1.0, for_scores, d)) ** 2)
+                ** 0.125
+            )
         if not by_last_sum:
             score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
-
-        of = Information(theta, V, b, T)
-        sizes_of_information = (
-            *(before.sizes_of_information if before else ()),
-            measure.histogram(of, (1 - _OF_SCORES) * of_sizes, BINS_PER_OCTAVE),
+        of = Information(theta, V, b, T, parts.kept)
+        sizes_of_information = self._counted(
+            of, (1 - _OF_SCORES) * of_sizes, before.sizes_of_information if before else None
         )
-        number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information))
-        largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
+        D = of.dimension
+        if sizes:
+            number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information, D))
+            largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
+        else:
+            largest = _USUAL_INFORMATION * usual**2
         # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
-        for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information))
+        for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information, D))
         C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
-        information, kept = (as_matrix(half, d) for half in np.split(packed, 2))
+        half, rest = np.split(packed, [d * (d + 1) // 2])
+        kept = None
+        if parts.kept == "matrix":
+            kept = as_matrix(rest, d)
+        elif parts.kept == "diagonal":
+            kept = np.diag(rest)
         if by_last_sum:
             score, noise = measure.last_sum(Score(theta, V, b, T), b)
+        clipped = (
+            _OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
+        )
         return Evaluation(
-            theta, V, b, score, noise, math.hypot(noise, clipped), information, kept, information_sd, largest, sizes,
+            theta, V, b, score, noise, math.hypot(noise, clipped), as_matrix(half, d), kept, information_sd, largest, sizes,
             sizes_of_information,
         )  # fmt: skip
+
+    def _counted(
+        self, of: Query, share: float, before: tuple[PrivateHistogram, ...] | None
+    ) -> tuple[PrivateHistogram, ...]:
+        """Counts of sizes: those of before, and fresh ones if there is a share for them."""
+        fresh = (self.measure.histogram(of, share, BINS_PER_OCTAVE),) if share else ()
+        return (*(before or ()), *fresh)
 
     def _number(self, beyond: float, d: int, multiplier: float) -> float:
         return min(beyond * math.sqrt(d) * multiplier, self.n_units / 3)
@@ -175,9 +206,13 @@ class Evaluator:
         d = len(theta)
         edges = PrivateHistogram.edges(BINS_PER_OCTAVE)
         squares = edges[:-1] * edges[1:]
+        if self.measure.pure:
+            squares = np.sqrt(squares)
         found = []
         for e in np.eye(d):
-            of = Gradient(theta, np.outer(e, e), self._tempering)
+            of: Query = Gradient(theta, np.outer(e, e), self._tempering)
+            if self.measure.pure:
+                of = Information(theta, np.outer(e, e), math.inf, self._tempering, "nothing")
             histogram = self.measure.histogram(of, share / d, BINS_PER_OCTAVE)
             counts, seen = histogram.released, _seen(histogram.released, histogram.sd)
             found.append(max(float(counts[seen] @ squares[seen]), 0.0))

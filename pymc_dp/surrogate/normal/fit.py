@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,7 @@ _SEARCH = 0.4
 _QUERY = 0.005, 0.03
 """Range of the share of a query on the way. Up to .06: errors 1.4 times as large, as there are fewer of them."""
 _RECORDS_TOLD = 18e3
-"""(nμ)² times the first share: about the mean of that range at n = 10,000 and ε = 1."""
+"""(n/z)² of the first share, z its noise's sd / sensitivity: about the mean of that range at n = 10,000 and ε = 1."""
 _ON_THE_WAY = Parts(sizes=0.2, scores=0.5, information=0.3, room=0.2)
 """With (.3, .4, .3) errors are 1.1 times as large, with (.2, .3, .5) the same; without room .5 % of the records that alone
 tell of a parameter are lost, and with room .1 now and then, with .4 errors are 1.1 times as large."""
@@ -65,30 +66,59 @@ class _Predicted:
     noise: float
 
 
+class _Shares(NamedTuple):
+    """What is spent on what."""
+
+    of_count: float
+    units: float
+    search: float
+    query: tuple[float, float]
+    on_the_way: Parts
+    last: Parts
+    ending: tuple[float, ...]
+
+
+_PURE = _Shares(
+    of_count=0.005, units=0.1, search=0.4, query=(0.03, 0.1),
+    on_the_way=Parts(sizes=0.3, scores=0.3, information=0.4, room=0.2),
+    last=Parts(sizes=0.1, scores=0.65, information=0.25, room=0.05), ending=(),
+)  # fmt: skip
+
+
+def _shares(pure: bool) -> _Shares:
+    if pure:
+        return _PURE
+    return _Shares(OF_COUNT, _OF_UNITS, _SEARCH, _QUERY, _ON_THE_WAY, _LAST, _ENDING)
+
+
 class _Run:
     """What is known so far."""
 
     def __init__(
         self, measure: Measurements, log_public: LogPrior, start: Vector, tempering: float
     ):
-        n, sd = measure.units(OF_COUNT)
+        self.shares = _shares(measure.pure)
+        n, sd = measure.units(self.shares.of_count)
         self.n = max(n, sd, 1.0)
         self.measure, self.log_public, self.start = measure, log_public, start
         self.evaluator = Evaluator(measure, self.n, tempering)
         self.of_prior = np.maximum(-np.diag(log_public.hessian(start)), 1e-12)
         self.theta = start.copy()
-        self.P = np.diag(np.maximum(self.of_prior, self.evaluator.squares(start, _OF_UNITS)))
+        self.P = np.diag(
+            np.maximum(self.of_prior, self.evaluator.squares(start, self.shares.units))
+        )
         self.estimates: list[Estimate] = []
         self.radius, self.arrived, self.surprise = _RADIUS, False, math.nan
         self.off = np.zeros(len(start))
         self._predicted: _Predicted | None = None
         self._near: Evaluation | None = None
-        self.share = float(np.clip(_RECORDS_TOLD / (self.evaluator.mu * self.n) ** 2, *_QUERY))
+        first = measure.share(self.n / math.sqrt(_RECORDS_TOLD), len(start))
+        self.share = float(np.clip(first, *self.shares.query))
 
     @property
     def must_end(self) -> bool:
         """Whether the rest is for the last queries."""
-        return self.arrived or self.measure.spent > min(_SEARCH, 1 - 2 * self.share)
+        return self.arrived or self.measure.spent > min(self.shares.search, 1 - 2 * self.share)
 
     def ask(
         self, share: float, parts: Parts, last: bool = False, by_last_sum: bool = False
@@ -128,8 +158,10 @@ class _Run:
         self.arrived = now.resolved and self._good and near and noise < _KNOWN * math.sqrt(d)
         # As dear as makes its noise a quarter of how far it is from there, which is not known to a fifth.
         rest = math.hypot(root_trace(now.P @ r.covariance), (1 - 0.8 * part) * length)
-        wanted = now.noise * math.sqrt(share) / max(math.sqrt(d), rest / 4)
-        self.share = float(np.clip(wanted**2 / parts.scores, *_QUERY))
+        wanted = max(math.sqrt(d), rest / 4) / now.noise * self.measure.multiplier(share, d)
+        self.share = float(
+            np.clip(self.measure.share(wanted, d) / parts.scores, *self.shares.query)
+        )
         return r
 
     def _check(self, now: Estimate, slope: Vector) -> None:
@@ -203,7 +235,7 @@ def fit_normal(
         on_progress("finding the parameters' units")
         run = _Run(measure, log_public, start, tempering)
         while not run.must_end:
-            r = run.ask(run.share, _ON_THE_WAY)
+            r = run.ask(run.share, run.shares.on_the_way)
             rounds = len(run.estimates)
             on_progress(f"query {rounds} on the way to the mode")
             watch(rounds, r if run.arrived else None)
@@ -213,9 +245,9 @@ def fit_normal(
             return run.surrogate(
                 run.ask(measure.before_last_sum, _LAST_SUM, last=True, by_last_sum=True)
             )
-        for part in _ENDING:
-            run.ask(part * (1 - measure.spent), _LAST)
-        r = run.ask(1 - measure.spent, _LAST, last=True)
+        for part in run.shares.ending:
+            run.ask(part * (1 - measure.spent), run.shares.last)
+        r = run.ask(1 - measure.spent, run.shares.last, last=True)
         return run.surrogate(r)
     except (np.linalg.LinAlgError, OverflowError):  # of released numbers
         return nothing(log_public, start)
