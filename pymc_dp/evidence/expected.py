@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_dp.checks import positive, whole
 from pymc_dp.evidence.made_up_records import made_up_records
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.likelihood.sizes import check_sizes

@@ -30,7 +30,8 @@ from pymc_dp.federated.agreement import (
     parameters_digest,
     query,
 )
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.budget import Budget, check_finite_epsilon, refuse_pure

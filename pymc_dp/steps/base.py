@@ -22,7 +22,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.interrupts import left_to_the_parent
-from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.refusals import refuse_to_store
 from pymc_dp.likelihood.simulated import SECRET_WORDS

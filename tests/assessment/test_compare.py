@@ -18,7 +18,7 @@ from pymc_dp.assessment.predictive import (
 )
 from pymc_dp.assessment.tails import find_bound
 from pymc_dp.compat import from_groups, groups_of, root_attrs
-from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
