@@ -30,7 +30,7 @@ asked in regions of so much smaller variance. Without, three rings of 16 were ta
 _PATIENCE = 15
 """Queries of a search: towards a mode that is about normal it takes three to seven, along a bent valley a hundred."""
 
-_BEFORE, _BEFORE_OF_NOISE = 0.14, 16.0
+_BEFORE, _BEFORE_OF_NOISE = 0.16, 16.0
 """Share that is kept for what comes before the last sum, and that of d/(n μ²), the square of a release's error in posterior sds
 but for a factor: what a search takes (`benchmarks/surrogate_limit.py`)."""
 _BEFORE_UNKNOWN = 0.06
