@@ -72,8 +72,11 @@ def delta_by_shells(epsilon, z, d):
         def shell(r):
             return r ** (d - 1) * mpmath.exp(-a * r) * inside(cosine(r))
 
-        points = [start + x / a for x in (0, 0.02, 0.2, 1, 3, 8, 20, 45, 100)]
-        return mpmath.quad(shell, points) * a**d / mpmath.gamma(d)
+        # Where the first directions leave, the share has a root in it.
+        rest = [start + x / a for x in (0.2, 2, 10, 35, 80)]
+        total = mpmath.quad(shell, [start, rest[0]])
+        total += mpmath.quad(shell, rest, method="gauss-legendre")
+        return total * a**d / mpmath.gamma(d)
 
     whole = mpmath.gammainc(d, 0, a * (1 - c) / 2, regularized=True)
     of_p = whole + mass((1 - c) / 2, lambda r: (1 - c * c) / (2 * r) - c)
@@ -81,11 +84,11 @@ def delta_by_shells(epsilon, z, d):
     return of_p - mpmath.exp(epsilon) * of_q
 
 
-@pytest.mark.parametrize("d", [2, 3, 4, 5, 7, 10, 20])
+@pytest.mark.parametrize("d", [2, 3, 4, 5, 8, 10])
 def test_delta_is_that_of_an_independent_integral_and_never_below_it(d):
-    """63 points; the shells are integrated to some ten digits of δ."""
+    """54 points in all."""
     excess = []
-    with mpmath.workdps(30):
+    with mpmath.workdps(20):
         for z, part in product((0.15, 1.0, 20.0), (0.0, 0.35, 0.8)):
             true = delta_by_shells(part / z, z, d)
             assert true > 0
@@ -93,36 +96,35 @@ def test_delta_is_that_of_an_independent_integral_and_never_below_it(d):
     assert -1e-12 < min(excess) <= max(excess) < 2e-10
 
 
-def density_of_loss(tau, z, d):
-    """Density of the loss / (1/z), as the page has it."""
-    b, nu = 1 / mpmath.mpf(2 * z), mpmath.mpf(d) / 2 - 1
-    bessels = (2 * nu + 1) / b * mpmath.besselk(nu + 1, b) + (1 - tau**2) * mpmath.besselk(nu, b)
+def density_of_angle(z, d):
+    """Density of arccos(loss · z), as the page has it."""
+    b, nu = 1 / (2 * mpmath.mpf(z)), mpmath.mpf(d) / 2 - 1
+    first, second = (2 * nu + 1) / b * mpmath.besselk(nu + 1, b), mpmath.besselk(nu, b)
     factor = b * (b / 2) ** (nu + 1) / (mpmath.sqrt(mpmath.pi) * mpmath.gamma(nu + 1.5))
-    return factor * mpmath.exp(b * tau) * (1 - tau**2) ** (nu - 0.5) * bessels
+
+    def density(angle):
+        sine, cosine = mpmath.sin(angle), mpmath.cos(angle)
+        return factor * mpmath.exp(b * cosine) * sine ** (2 * nu) * (first + sine**2 * second)
+
+    return density
 
 
 @pytest.mark.parametrize("d", [2, 5, 13, MAX_L2_DIMENSION])
 def test_delta_is_never_below_the_true_one_in_the_tails(d):
-    """Down to where floats end, from next to no noise to next to nothing but noise."""
-    excess = []
-    with mpmath.workdps(60):
-        for z, part in product((0.025, 0.1, 3.0, 1e6), (1e-5, 0.7, 0.999)):
-            # Losses in units of the float that the multiplier is, so that neither rounds.
-            epsilon = mpmath.mpf(float(part / z))
-            least = mpmath.acos(epsilon * mpmath.mpf(z))
+    """Down to 1e-54; the quadrature of the reference wants twice as many digits as that has zeros."""
+    # With next to no noise in many dimensions the bound on our quadrature is felt; nowhere else.
+    for z, tolerance in ((0.025, 2e-3), (0.1, 2e-10), (1e6, 2e-10)):
+        with mpmath.workdps(100):
+            density = density_of_angle(z, d)
+            for part in (1e-5, 0.7, 0.999):
+                epsilon = part / z
 
-            def over(angle, z=z, epsilon=epsilon):
-                loss = mpmath.cos(angle) / mpmath.mpf(z)
-                gain = -mpmath.expm1(epsilon - loss)
-                return density_of_loss(mpmath.cos(angle), z, d) * mpmath.sin(angle) * gain
+                def over(angle, z=z, epsilon=epsilon, density=density):
+                    loss = mpmath.cos(angle) / mpmath.mpf(z)
+                    return density(angle) * -mpmath.expm1(epsilon - loss)
 
-            true = mpmath.quad(over, mpmath.linspace(mpmath.mpf(2) ** -150, least, 5))
-            if true > 1e-280:
-                excess.append(float(l2_delta(float(epsilon), z, d) / true - 1))
-    assert len(excess) > 9
-    assert min(excess) > 0
-    # At z = 0.025 in 32 dimensions the bound on the quadrature gives up, and that of pure privacy takes over.
-    assert np.median(excess) < 2e-10
+                true = mpmath.quad(over, [0, mpmath.acos(epsilon * mpmath.mpf(z))])
+                assert 0 < l2_delta(epsilon, z, d) / true - 1 < tolerance
 
 
 def test_it_is_the_laplace_mechanism_in_one_dimension():
@@ -198,13 +200,16 @@ def test_after_gaussian_releases_it_costs_what_an_integral_says(last, z, delta):
 def test_two_releases_cost_what_an_integral_says():
     z, d = 0.8, 3
     epsilon = composed_epsilon([L2Mechanism(z, d, 2)], DELTA)
-    nodes, weights = special.roots_legendre(4000)
-    density = np.array([float(density_of_loss(mpmath.mpf(t), z, d)) for t in nodes])
-    assert weights @ density == pytest.approx(1, rel=1e-9)
-    for times, holds in ((1.0, True), (1 - 1e-4, False)):
-        left = times * epsilon - nodes / z
-        delta = (weights * density) @ at_any(lambda e: l2_delta(e, z, d), left)
-        assert (delta <= DELTA * (1 + 1e-5)) is holds
+    nodes, weights = special.roots_legendre(300)
+    angles, density = math.pi * (1 + nodes) / 2, density_of_angle(z, d)
+    mass = math.pi / 2 * weights * [float(density(angle)) for angle in angles]
+    assert mass.sum() == pytest.approx(1, rel=1e-9)
+
+    def delta(epsilon):
+        return mass @ at_any(lambda e: l2_delta(e, z, d), epsilon - np.cos(angles) / z)
+
+    assert delta(epsilon) <= DELTA * (1 + 1e-4)
+    assert delta(epsilon * (1 - 1e-3)) > DELTA
 
 
 def test_a_choice_costs_at_least_what_either_does_and_less_than_both():
