@@ -468,7 +468,9 @@ def test_noisy_equations_without_a_solution_return_the_prior_and_give_back_the_r
     # What is settled is the sum of the shares that were asked for, and no less.
     shares = sum(v for k, v in step.guarantee.diagnostics.items() if k.startswith("spent_on_"))
     assert 0 < shares < 0.5
-    assert gaussian_mu(ledger.events()) ** 2 == pytest.approx(shares / step._whole.noise_multiplier**2, rel=1e-6)
+    assert gaussian_mu(ledger.events()) ** 2 == pytest.approx(
+        shares / step._whole.noise_multiplier**2, rel=1e-6
+    )
     assert 0 < ledger.spent() < 4.0
     prior = step._draws[0, :, 0]
     assert abs(prior.std() / 10 - 1) < 0.1
