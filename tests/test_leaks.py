@@ -120,7 +120,14 @@ def assert_same(first, second):
         assert first[key] == second[key], key
 
 
-RELEASES = ("noisy_total", "poisson_noisy_total", "noisy_batch_mean", "noisy_counts")
+RELEASES = (
+    "noisy_total",
+    "poisson_noisy_total",
+    "noisy_batch_mean",
+    "noisy_counts",
+    "l2_noisy_total",
+    "pure_noisy_counts",
+)
 
 
 @pytest.fixture

@@ -114,9 +114,8 @@ def refuse_pure(who: str, delta: float) -> None:
     if delta == 0:
         raise PrivacyConfigurationError(
             f"{who} cannot be had at δ = 0: Gaussian noise has no ε then, however much there is of it. Give `delta`, well below "
-            "one in the number of units, such as 1e-6 (with a `ledger` of δ = 0: a ledger of its own), or draw by "
-            '`DPSurrogate(family="normal", delta=0)`, which has noise of another kind. Nothing was released and nothing was '
-            "charged."
+            "one in the number of units, such as 1e-6 (beside a ledger of δ = 0, a ledger of its own). Of pure ε there is "
+            '`DPSurrogate(family="normal", delta=0)` alone. Nothing was released and nothing was charged.'
         )
 
 

@@ -20,13 +20,14 @@ class NoiseSource(Protocol):
 
     Attributes
     ----------
-    name : str
-        What the metadata of a result calls it.
+    name, pure_name : str
+        What the metadata of a result call it; with a pure ε.
     secure : bool
         Whether a privacy guarantee can rest on it.
     """
 
     name: str
+    pure_name: str
     secure: bool
 
     def discrete_gaussian(self, scale: float, size: int, at: tuple[int, ...]) -> NDArray[np.int64]:
@@ -68,6 +69,7 @@ class SecureNoise:
     """
 
     name = "opendp discrete gaussian"
+    pure_name = "exact ℓ2 mechanism, opendp discrete laplace"
     secure = True
 
     def discrete_gaussian(
@@ -119,7 +121,7 @@ class InsecureSeededNoise:
         parallel race for their slots, so a run is reproducible with ``cores=1``.
     """
 
-    name = "insecure seeded"
+    name = pure_name = "insecure seeded"
     secure = False
 
     def __init__(self, seed: int):

@@ -269,7 +269,7 @@ class Run:
         self.guarantee = Guarantee(
             run_id=self.run_id, step=self.step, events=events, once=once, draws=self.draws,
             tune=self.tune, chains=self.chains, budget=self.epsilon, delta=self.delta,
-            noise=self.noise.name, secure=self.budget.secure, neighbours=self.neighbours.name, **what,
+            noise=self.noise.name if self.delta else self.noise.pure_name, secure=self.budget.secure, neighbours=self.neighbours.name, **what,
         )  # fmt: skip
         self.spent: NDArray[np.float64] = (
             spending_curve(events, self.iterations, self.delta, once)
