@@ -25,7 +25,8 @@ from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours, neighbours_na
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import quiet_pymc
-from pymc_dp.records.measurements import Curator, measurements_paid_by
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import measurements_paid_by
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.surrogate.normal.diagnosis import diagnose

@@ -34,7 +34,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noisy_sum import check_units
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import hidden
-from pymc_dp.records.measurements import Curator
+from pymc_dp.records.curator import Curator
 from pymc_dp.records.sharded import ShardedRecords
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import LocalRecords, RecordSums

@@ -42,7 +42,8 @@ from pymc_dp.privacy.noise import InsecureSeededNoise, SecureNoise
 from pymc_dp.privacy.noisy_sum import l2_noisy_total
 from pymc_dp.privacy.plans import Permit, RunPlan
 from pymc_dp.privacy.pld import laplace_delta
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 
 DELTA = 5e-6
 RARE = 1e-11  # for bounds on what nobody can seed

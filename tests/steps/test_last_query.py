@@ -6,7 +6,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.privacy.events import Gaussian, GaussianOrL2, L2Mechanism
-from pymc_dp.records.measurements import Curator
+from pymc_dp.records.curator import Curator
 
 FAST = {"mode": "FAST_COMPILE"}
 

@@ -17,7 +17,7 @@ from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
 from pymc_dp.records import measurements
-from pymc_dp.records.measurements import Curator
+from pymc_dp.records.curator import Curator
 from pymc_dp.steps import acceptance
 from pymc_dp.steps.acceptance import NoisyRatio, penalised, release_bound
 from pymc_dp.steps.penalty import penalty_transition

@@ -61,9 +61,9 @@ def size_exceeded_by(number: float, counts: Vector, sd: float) -> tuple[float, f
     part = float(np.clip((above[k] - number) / max(c[k], 1e-9), 0, 1))
     ratio = 2 ** (1 / BINS_PER_OCTAVE)
     size, middle = float(edges[k] * ratio**part), edges[: len(c)] * math.sqrt(ratio)
-    over = np.maximum(c[k + 1 :], 0) * (middle[k + 1 :] / size - 1)
-    seen = max(last - k, 0)
-    excess = float(over[:seen].sum()) + min(float(over[seen:].sum()), _UNSEEN * number)
+    beyond = np.maximum(c[k + 1 :], 0) * (middle[k + 1 :] / size - 1)
+    shown, rest = np.split(beyond, [max(int(last) - k, 0)])
+    excess = float(shown.sum()) + min(float(rest.sum()), _UNSEEN * number)
     excess += max(c[k], 0) * (1 - part) * (edges[k] * ratio / size - 1) / 2
     return size, min(excess / max(number, 1e-9), 1.0)
 

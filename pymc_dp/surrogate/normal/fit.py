@@ -129,7 +129,7 @@ class _Run:
         """Whether the last query has found its coordinates to be about white by what the data say, in every direction."""
         last = self.estimates[-1]
         values = np.linalg.eigvalsh(symmetric(last.at.V.T @ last.J @ last.at.V))
-        return bool(1 / _ALIKE < values[0] and values[-1] < _ALIKE)
+        return bool(values[0] > 1 / _ALIKE and values[-1] < _ALIKE)
 
     def ask(
         self, share: float, parts: Parts, last: bool = False, by_last_sum: bool = False
