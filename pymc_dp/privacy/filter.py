@@ -99,11 +99,9 @@ class PrivacyFilter:
                     "budget is left."
                 )
             self.spent += share
-            self._parts += 1
-            part = self._parts
-        # The tolerance above must not let the parts add up to more than the whole.
-        z = self.multiplier(share, count) * (1 + 2 * _ROUNDING)
-        return z, Permit(self._slot, _FIRST + part, (Gaussian(z, count),))
+            # The tolerance above must not let the parts add up to more than the whole.
+            z = self.multiplier(share, count) * (1 + 2 * _ROUNDING)
+            return z, self._next(Gaussian(z, count))
 
     @property
     def option(self) -> L2Option | None:
@@ -141,9 +139,11 @@ class PrivacyFilter:
                     f"The rest of this budget is for a release of {option.dimension} numbers. Found {dimension!r}."
                 )
             self._before_exchange, self.spent = self.spent, 1.0
-            self._parts += 1
-            part = self._parts
-        return option.noise_multiplier, Permit(self._slot, _FIRST + part, (option.release,))
+            return option.noise_multiplier, self._next(option.release)
+
+    def _next(self, event: Event) -> Permit:
+        self._parts += 1
+        return Permit(self._slot, _FIRST + self._parts, (event,))
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
