@@ -3,6 +3,7 @@
 from _mutants import Mutant
 
 NEIGHBOURS = "tests/privacy/test_neighbours.py"
+L2 = "tests/privacy/test_l2_mechanism.py"
 NOISE = "tests/privacy/test_noise.py"
 SUM = "tests/privacy/test_noisy_sum.py"
 SAMPLED_SUM = "tests/privacy/test_poisson_noisy_sum.py"
@@ -71,14 +72,14 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "privacy/neighbours.py",
-        "Gaussian(e.noise_multiplier / 2, e.count)",
-        "Gaussian(e.noise_multiplier / math.sqrt(2), e.count)",
+        "noise_multiplier=event.noise_multiplier / 2)",
+        "noise_multiplier=event.noise_multiplier / math.sqrt(2))",
         "replacing a unit costs twice the μ of removing one",
         f"{NEIGHBOURS} -k both_costs",
     ),
     Mutant(
         "privacy/neighbours.py",
-        "for e in events if not isinstance(e, Gaussian)}",
+        "for e in events if not isinstance(e, shifted)}",
         "for e in events if not isinstance(e, Event)}",
         "samples are refused where their cost is not proved",
         f"{NEIGHBOURS} -k samples",
@@ -128,17 +129,144 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "privacy/noise.py",
-        "default_rng([self.seed, *at])",
-        "default_rng([self.seed])",
+        "self._rng(*at).standard_normal",
+        "self._rng().standard_normal",
         "no two releases get the same noise",
         f"{NOISE} {SUM} -k 'function_of_seed or two_releases'",
     ),
     Mutant(
         "privacy/noise.py",
-        "[self.seed, *at, _SAMPLING]",
-        "[self.seed, *at]",
+        "self._rng(*at, _SAMPLING)",
+        "self._rng(*at)",
         "samples and noise share no randomness",
         f"{SAMPLES} -k share_no",
+    ),
+    # -- the ℓ2 mechanism --------------------------------------------------------------------------
+    Mutant(
+        "privacy/l2_mechanism.py",
+        "return (1 + _ROUNDING) / (1 - math.exp(log_error))",
+        "return 1 / (1 - math.exp(log_error))",
+        "δ of the ℓ2 mechanism is never below the true one",
+        f"{L2} -k 'independent or tails'",
+    ),
+    Mutant(
+        "privacy/l2_mechanism.py",
+        "(second / first)",
+        "(0 * second / first)",
+        "δ of the ℓ2 mechanism is that of its loss",
+        f"{L2} -k independent",
+    ),
+    Mutant(
+        "privacy/l2_mechanism.py",
+        "return np.where(delta < pure, delta, pure)[()]",
+        "return delta[()]",
+        "the loss of the ℓ2 mechanism is bounded",
+        f"{L2} -k bounded",
+    ),
+    Mutant(
+        "privacy/accounting.py",
+        "return np.maximum(gaussian_delta(epsilon, 1 / z), l2_delta(epsilon, l2, d))",
+        "return l2_delta(epsilon, l2, d)",
+        "a choice between Gaussian noise and the ℓ2 mechanism costs what the dearer does",
+        f"{L2} -k 'choice or integral_says'",
+    ),
+    Mutant(
+        "privacy/accounting.py",
+        "pure = all(isinstance(e, Laplace | Pure | L2Mechanism) for e in events)",
+        "pure = True",
+        "at δ = 0 only pure releases cost a finite ε, and not the choice of the ℓ2 mechanism",
+        f"{L2} -k delta_zero",
+    ),
+    Mutant(
+        "privacy/events.py",
+        "GaussianOrL2(z / math.sqrt(1 - self.share),",
+        "GaussianOrL2(2 * z,",
+        "an ℓ2 option is charged for the Gaussian releases that may come instead",
+        f"{EVENTS} -k option",
+    ),
+    Mutant(
+        "privacy/filter.py",
+        "self.spent <= option.share * (1 + _ROUNDING)",
+        "self.spent < 1",
+        "beyond its share an ℓ2 option is gone",
+        f"{L2} -k 'beyond or whatever'",
+    ),
+    Mutant(
+        "privacy/filter.py",
+        "self._before_exchange, self.spent = self.spent, 1.0",
+        "self._before_exchange = self.spent",
+        "after the ℓ2 release nothing more is given out",
+        f"{L2} -k 'taken_once or whatever'",
+    ),
+    Mutant(
+        "privacy/filter.py",
+        "spent, exchanged = self._before_exchange, (self._option.release,)",
+        "spent = self._before_exchange",
+        "what was released by the ℓ2 mechanism is told",
+        f"{L2} -k taken_once",
+    ),
+    Mutant(
+        "privacy/l2_noise.py",
+        "_HalfNormal(draw) for _ in range(dimension + 1)",
+        "_HalfNormal(draw) for _ in range(dimension)",
+        "noise of the ℓ2 mechanism is as long as it should be",
+        f"{L2} -k 'far_from or sources'",
+    ),
+    Mutant(
+        "privacy/l2_noise.py",
+        "return (2 * above + below) // (2 * below)",
+        "return above // below",
+        "noise of the ℓ2 mechanism is rounded to the nearest whole numbers",
+        f"{L2} -k on_the_lattice_it_has",
+    ),
+    Mutant(
+        "privacy/l2_noise.py",
+        "y * (2 * k * one + y) for",
+        "y * (k * one + y) for",
+        "noise of the ℓ2 mechanism is made of normal numbers",
+        f"{L2} -k 'far_from or on_the_lattice_it_has'",
+    ),
+    Mutant(
+        "privacy/l2_noise.py",
+        "        if low == high:\n",
+        "        if True:\n",
+        "no entry of ℓ2 noise is decided by rounding",
+        f"{L2} -k does_not_matter",
+    ),
+    Mutant(
+        "privacy/l2_noise.py",
+        "[1 if draw() & 1 else -1 for _ in range(dimension)]",
+        "[1 if draw() & 1 else -1] * dimension",
+        "entries of ℓ2 noise have signs of their own",
+        f"{L2} -k 'far_from or on_the_lattice_it_has or sources'",
+    ),
+    Mutant(
+        "privacy/noisy_sum.py",
+        "noise.l2 if isinstance(event, L2Mechanism) else noise.discrete_gaussian",
+        "noise.discrete_gaussian",
+        "a release by the ℓ2 mechanism has its noise",
+        f"{L2} -k attack",
+    ),
+    Mutant(
+        "privacy/noisy_sum.py",
+        "neighbours.of_sum(RESOLUTION) * noise_multiplier",
+        "RESOLUTION * noise_multiplier",
+        "noise of the ℓ2 mechanism is for the sensitivity of the relation",
+        f"{L2} -k attack",
+    ),
+    Mutant(
+        "records/measurements.py",
+        "* z * math.sqrt(dimension + 1)",
+        "* z",
+        "the standard deviation of ℓ2 noise is what is said",
+        f"{L2} -k last_sum",
+    ),
+    Mutant(
+        "privacy/neighbours.py",
+        "gaussian_multiplier=z / 2, l2_multiplier=l2 / 2",
+        "gaussian_multiplier=z / 2",
+        "replacing a unit moves what ℓ2 noise is added to twice as far",
+        f"{L2} -k comes_or_goes",
     ),
     # -- noisy sums ------------------------------------------------------------------------------
     Mutant(
@@ -151,8 +279,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "privacy/noisy_sum.py",
-        "noise.discrete_gaussian(scale, numbers.size, address)",
-        "noise.discrete_gaussian(scale, 1, address)",
+        "draw(scale, numbers.size, address)",
+        "draw(scale, 1, address)",
         "every coordinate of a sum gets noise of its own",
         f"{SUM} -k coordinates",
     ),
@@ -353,7 +481,7 @@ MUTANTS: list[Mutant] = [
     # -- privacy filter and permits -----------------------------------------------------------------------
     Mutant(
         "privacy/filter.py",
-        "self._slot, _, _ = permit.take(Gaussian(noise_multiplier))",
+        "self._slot, _, _ = permit.take(event)",
         "self._slot = permit.slot",
         "a privacy filter uses up what has been paid for it",
         f"{FILTER} -k permit",
@@ -430,8 +558,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "privacy/filter.py",
-        "Permit(self._slot, _FIRST + part,",
-        "Permit(self._slot, part,",
+        "Permit(self._slot, _FIRST + self._parts,",
+        "Permit(self._slot, self._parts,",
         "a privacy filter and a chain never share their noise",
         f"{FILTER} -k addresses",
     ),
@@ -522,8 +650,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "privacy/ledger.py",
-        "if (used and not released) or least",
-        "if least",
+        "if (used and not released) or composed",
+        "if composed",
         "a run that has released cannot be settled at nothing",
         f"{LEDGER} -k below_what",
     ),
@@ -642,8 +770,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "privacy/accounting.py",
-        "pure += math.fsum(e.count * e.epsilon for e in pures)",
-        "pure += math.fsum(e.epsilon for e in pures)",
+        "return event.count * event.epsilon",
+        "return event.epsilon",
         "every pure release is charged",
         f"{SUBSAMPLED} {ACCOUNTING} -k 'pure'",
     ),

@@ -170,8 +170,8 @@ class PrivacyFilter(_Filter):
                 )
             self._before_exchange, self.spent = self.spent, 1.0
             self._parts += 1
-            part = self._parts
-        return option.noise_multiplier, Permit(self._slot, _FIRST + part, (option.release,))
+            part = _FIRST + self._parts
+        return option.noise_multiplier, Permit(self._slot, part, (option.release,))
 
 
 class PureFilter(_Filter):

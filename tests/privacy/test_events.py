@@ -124,7 +124,8 @@ def test_an_option_after_everything_is_none(bad):
 def test_an_option_costs_the_part_before_it_and_the_choice():
     first, choice = L2Option(1.5, 5, 0.36).events(3.0)
     assert first.noise_multiplier == pytest.approx(5.0)
-    assert choice == GaussianOrL2(pytest.approx(3.75), 1.5, 5)
+    assert choice.gaussian_multiplier == pytest.approx(3.75)
+    assert choice == GaussianOrL2(choice.gaussian_multiplier, 1.5, 5)
     assert L2Option(1.5, 5, 0.0).events(3.0) == (GaussianOrL2(3.0, 1.5, 5),)
 
 
