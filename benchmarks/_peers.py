@@ -184,7 +184,7 @@ def adassp(data, epsilon, mu, setting, seed):
 
 
 class Diffprivlib:
-    """diffprivlib's regressions, in an interpreter of its own: it needs a scikit-learn before 1.6. Pure ε.
+    """diffprivlib's regressions, in an interpreter of its own: it cannot be imported with the newest scikit-learn. Pure ε.
 
     Parameters
     ----------
