@@ -93,9 +93,9 @@ class Regression:
 
 @lru_cache(maxsize=64)  # two peers begin with the same
 def descent(data, mu, setting, seed):
-    """Noisy gradient steps on all records: points and log-posterior's gradients, shape (steps, d), and the noise's sd.
+    """Noisy gradient steps on all records: points and gradients of the second half, shape (steps, d), and the noise's sd.
 
-    Of a setting: clipping bound in longest rows, step length, steps. Subsampling saves time and no budget at these sizes.
+    A setting is a clipping bound in longest rows, a step length, and steps. Subsampling would save time and no budget.
     """
     factor, rate, steps = setting
     bound, rng = factor * data.row, np.random.default_rng(seed)
@@ -111,13 +111,13 @@ def descent(data, mu, setting, seed):
 
 
 def dp_sgd(data, epsilon, mu, setting, seed):
-    """Mean of the second half of the path, and the exact posterior's own widths: a gift."""
+    """Mean of the path, and the exact posterior's own widths: a gift."""
     path, _, _ = descent(data, mu, setting, seed)
     return path.mean(axis=0), data.exact.sds
 
 
 def dpvi(data, epsilon, mu, setting, seed):
-    """Noise-aware variational inference, simplified: medians and 90 % intervals, from the second half of the path.
+    """Noise-aware variational inference, simplified: medians and 90 % intervals, from the path.
 
     After Jälkö, Prediger, Honkela and Kaski (2023): gradients are linear in the parameters, with noise of known size,
     so that what is known of information and mode is a linear regression's posterior.
@@ -184,7 +184,7 @@ def adassp(data, epsilon, mu, setting, seed):
 
 
 class Diffprivlib:
-    """diffprivlib's regressions, in an interpreter of its own: it needs a scikit-learn before 1.6. Pure ε.
+    """diffprivlib's regressions, in an interpreter of its own: it cannot be imported with the newest scikit-learn. Pure ε.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class Diffprivlib:
             settings = {
                 "epsilon": epsilon,
                 "C": (data.prior_sd * factor * data.row) ** 2,
-                "seed": seed,
+                "seed": number,
             }
             X, y = clip(data.X, factor * data.row) / (factor * data.row), data.y
         else:
