@@ -3,6 +3,7 @@
 python benchmarks/surrogate_limit.py                          # simulated data, n = 20,000
 python benchmarks/surrogate_limit.py --n 200000 --replications 10
 python benchmarks/surrogate_limit.py --real
+python benchmarks/surrogate_limit.py --public                 # covariates declared public; the limit is with private ones
 """
 
 import argparse
@@ -59,16 +60,23 @@ def row(name, epsilon, asked, found):
     ]  # fmt: skip
 
 
-def normal(epsilon, model):
-    return DPSurrogate(family="normal", chains=1, draws=1, epsilon=epsilon, model=model)
+def normal(epsilon, model, public):
+    return DPSurrogate(
+        family="normal",
+        chains=1,
+        draws=1,
+        epsilon=epsilon,
+        model=model,
+        public=["X"] if public else [],
+    )
 
 
-def simulated(name, epsilon, n, replications, seed):
+def simulated(name, epsilon, n, replications, seed, public):
     """Fresh data, and fresh noise, in every run."""
     make, likelihood, prior_sd = SIMULATED[name]
     rng = np.random.default_rng([seed, int(10 * epsilon), n, sorted(SIMULATED).index(name)])
     _, X, y = make(rng, n)
-    step = normal(epsilon, model_of(likelihood, prior_sd, X, y))
+    step = normal(epsilon, model_of(likelihood, prior_sd, X, y), public)
     found = []
     for k in range(replications):
         truth, X, y = make(rng, n)
@@ -80,11 +88,11 @@ def simulated(name, epsilon, n, replications, seed):
     return row(name, epsilon, replications, found)
 
 
-def on_real_data(name, epsilon, runs):
+def on_real_data(name, epsilon, runs, public):
     """The same data, and fresh noise, in every run."""
     load, likelihood, prior_sd = REAL[name]
     X, y = load()
-    step = normal(epsilon, model_of(likelihood, prior_sd, X, y))
+    step = normal(epsilon, model_of(likelihood, prior_sd, X, y), public)
     exact = Exact(step, step.compiled.parameters.start)
     return row(
         name,
@@ -99,6 +107,7 @@ def main():
     arguments.add_argument("--replications", type=int, default=100)
     arguments.add_argument("--n", type=int, default=20_000)
     arguments.add_argument("--real", action="store_true")
+    arguments.add_argument("--public", action="store_true")
     arguments.add_argument("--models", nargs="*")
     arguments.add_argument("--seed", type=int, default=2026)
     asked = arguments.parse_args()
@@ -109,17 +118,24 @@ def main():
     for name in asked.models or (REAL if asked.real else SIMULATED):
         for epsilon in EPSILONS:
             if asked.real:
-                rows.append(on_real_data(name, epsilon, asked.replications))
+                rows.append(on_real_data(name, epsilon, asked.replications, asked.public))
             else:
-                rows.append(simulated(name, epsilon, asked.n, asked.replications, asked.seed))
+                row_of = simulated(
+                    name, epsilon, asked.n, asked.replications, asked.seed, asked.public
+                )
+                rows.append(row_of)
             print(*[f"{x:.3g}" if isinstance(x, float) else x for x in rows[-1]], flush=True)
     where = "real data" if asked.real else f"simulated data, n = {asked.n:,}"
+    where += ", public covariates" if asked.public else ""
     write_report(
-        "surrogate_limit_real" if asked.real else f"surrogate_limit_{asked.n}",
+        ("surrogate_limit_real" if asked.real else f"surrogate_limit_{asked.n}")
+        + ("_public" if asked.public else ""),
         f"The normal surrogate beside one release of the whole budget: {where}",
         "Nothing tuned; δ = 0.1/n; substitute-one neighbours. *Limit*: root mean square error of the posterior "
         "mean, in exact posterior sds of every parameter, after one Gaussian release of the whole budget's gradient "
-        "at the true mode, with the best clipping bound for the exact sizes, and curvature known. *Error*: the same of the "
+        "at the true mode, with the best clipping bound for the exact sizes, and curvature known"
+        + ("; of private covariates, though those of the run are public" if asked.public else "")
+        + ". *Error*: the same of the "
         "run, over all runs, those that are said to be of no use included; and *median* and worst tenth of the single runs' "
         "errors over the limit. (A single run's error differs from its root mean square by chance: the worst tenth of "
         "the limit's own is 1.4.) *Privacy shift*: what the run says of its error. *Coverage* of 90 % intervals, of the true parameters where they "
@@ -127,7 +143,7 @@ def main():
         "privacy. *Wider*: than its intervals. *Error / own sd*: root mean square of the error over what the run "
         "says that noise has added; 1 is right. *Seconds*: of CPU, from a compiled model to the law. "
         "The means and intervals are of the law's normal approximation, of which draws are made by NUTS.\n\n"
-        f"`python benchmarks/surrogate_limit.py{' --real' if asked.real else f' --n {asked.n} --seed {asked.seed}'}"
+        f"`python benchmarks/surrogate_limit.py{' --public' if asked.public else ''}{' --real' if asked.real else f' --n {asked.n} --seed {asked.seed}'}"
         f" --replications {asked.replications}`",
         COLUMNS, rows,
     )  # fmt: skip

@@ -163,6 +163,38 @@ class Score:
 
 
 @dataclass(frozen=True, eq=False)
+class Deviation:
+    r""":math:`V^\top \nabla\ell_i(\theta) - c_i`: a unit's score, from a point that is public for each unit.
+
+    That is one whose covariates are public; its outcome alone is private then.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (d,)
+    V : ndarray, shape (d, d)
+        The whitening matrix.
+    centres : ndarray, shape (units, d)
+        :math:`c_i`, in the units' order.
+    """
+
+    theta: Vector
+    V: Vector
+    centres: Vector
+    about = "gradients"
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return len(self.theta)
+
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Query`."""
+        W, upto = _of_all(units, self.V), 0
+        for chunk in records.gradients(self.theta):
+            yield chunk @ W - self.centres[upto : (upto := upto + len(chunk))]
+
+
+@dataclass(frozen=True, eq=False)
 class Information:
     r"""A unit's information :math:`E[z z^\top]` / T, and what its clipped score keeps of it, as one vector.
 

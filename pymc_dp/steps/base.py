@@ -249,6 +249,10 @@ class PrivateStep(BlockedStep):
         """What there is to say of a run beside its acceptance rate: functions of what it released."""
         return []
 
+    def outlook(self) -> str:
+        """What can be said of a run before it is paid for: a function of settings and of what is public."""
+        return ""
+
     # -- what a run is to its users ------------------------------------------------------------
 
     @property

@@ -51,6 +51,11 @@ _log = logging.getLogger("pymc.dp")
 _ROUNDING = 1e-6
 """Of shares that are added up to the whole budget."""
 
+_OUTLOOK = (
+    "outcomes alone are private, so that noise will move the posterior by about {:.2g} of its standard deviations (at the "
+    "model's initial point; with private covariates {:.2g} or more)"
+)
+
 FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
 
 
@@ -97,7 +102,8 @@ class DPSurrogate(PrivateStep):
     Notes
     -----
     **Releases**, all before the first chain, one Gaussian event together: normal, those of
-    :func:`~pymc_dp.surrogate.normal.fit.fit_normal`; hierarchical, of
+    :func:`~pymc_dp.surrogate.normal.fit.fit_normal`, or, if outcomes alone are private,
+    :func:`~pymc_dp.surrogate.normal.design.fit_design`; hierarchical, of
     :func:`~pymc_dp.surrogate.hierarchical.fit.fit_hierarchical`; polynomial, of
     :func:`~pymc_dp.surrogate.polynomial.fit.fit_polynomial` and
     :func:`~pymc_dp.surrogate.polynomial.evaluation.check`; auto, up to three parameters,
@@ -186,12 +192,13 @@ class DPSurrogate(PrivateStep):
     def _family_of(self, name: FamilyName) -> Family:
         """What `family` means for this model: decided by the graph alone."""
         compiled, d = self.compiled, self.compiled.d
+        settings = compiled, self._tempering, self._nuts_sampler
+        units_known = self._shards is None and self.run.neighbours.public_size
         if self.run.delta == 0:
             self._check_pure(name)
-            return NormalFamily(compiled, self._tempering, self._nuts_sampler)
+            return NormalFamily(*settings, units_known)
         if name == "polynomial":
             return PolynomialFamily(compiled, self._tempering)
-        settings = compiled, self._tempering, self._nuts_sampler
         if name == "hierarchical" or (name == "auto" and has_groups(compiled)):
             if not has_groups(compiled):
                 raise UnsupportedModelError(
@@ -207,8 +214,8 @@ class DPSurrogate(PrivateStep):
                 "but needs very many records for each."
             )
         if name == "auto" and d <= MOST_CURVED:
-            return AutomaticFamily(*settings)
-        return NormalFamily(*settings)
+            return AutomaticFamily(*settings, units_known)
+        return NormalFamily(*settings, units_known)
 
     def _check_pure(self, name: FamilyName) -> None:
         """Refuse what there is no way to at δ = 0, or what noise would drown: a function of public numbers."""
@@ -295,6 +302,22 @@ class DPSurrogate(PrivateStep):
             "released until then, and nothing is returned. Build a new step to begin again.",
             why, at_most(cost), self.guarantee.epsilon,
         )  # fmt: skip
+
+    def outlook(self) -> str:
+        """See :class:`~pymc_dp.steps.base.PrivateStep`."""
+        family = self._family
+        d, whole, option = self.compiled.d, self._whole, self._option
+        if option is not None:
+            z = option.noise_multiplier * math.sqrt(option.dimension + 1)
+        else:
+            z = (
+                math.sqrt(d + 1) / whole.epsilon
+                if isinstance(whole, Pure)
+                else whole.noise_multiplier
+            )
+        noise = self.run.neighbours.noise_sd(1.0, z)
+        shifts = family.expected_shifts(noise) if isinstance(family, NormalFamily) else None
+        return "" if shifts is None else _OUTLOOK.format(*shifts)
 
     def prepare(self) -> None:
         """Release what all chains share."""

@@ -194,14 +194,8 @@ class _Run:
         last = self.estimates[-1].at
         return NormalSurrogate(
             posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=last.largest, surprise=self.surprise,
-            off=self.off, improbable=self._improbable(r.mean), rounds=len(self.estimates) - 1, arrived=self.arrived,
+            off=self.off, improbable=improbable(self.log_public, self.start, r.mean), rounds=len(self.estimates) - 1, arrived=self.arrived,
         )  # fmt: skip
-
-    def _improbable(self, theta: Vector) -> Vector:
-        """What the prior would gain if a parameter were back at the start."""
-        here = self.log_public(theta)
-        back = np.where(np.eye(len(theta), dtype=bool), self.start, theta)
-        return np.array([self.log_public(moved) - here for moved in back])
 
 
 def fit_normal(
@@ -274,6 +268,13 @@ def nothing(log_public: LogPrior, start: Vector) -> NormalSurrogate:
         posterior=r, V=np.eye(d), gradient_clip=math.nan, hessian_clip=math.nan, surprise=math.nan, off=np.zeros(d),
         improbable=np.zeros(d), rounds=0, arrived=False,
     )  # fmt: skip
+
+
+def improbable(log_public: LogPrior, start: Vector, theta: Vector) -> Vector:
+    """What the prior would gain if a parameter were back at the start, shape (d,)."""
+    here = log_public(theta)
+    back = np.where(np.eye(len(theta), dtype=bool), start, theta)
+    return np.array([log_public(moved) - here for moved in back])
 
 
 def prior_scales(log_public: LogPrior, start: Vector) -> Vector:
