@@ -83,10 +83,14 @@ class _Shares(NamedTuple):
 
 
 _PURE = _Shares(
-    of_count=0.005, units=0.1, search=0.4, query=(0.03, 0.1),
-    on_the_way=Parts(sizes=0.3, scores=0.3, information=0.4, room=0.2),
-    last=Parts(sizes=0.1, scores=0.65, information=0.25, room=0.05), ending=(),
-)  # fmt: skip
+    of_count=0.005,
+    units=0.05,
+    search=0.45,
+    query=(0.005, 0.05),
+    on_the_way=Parts(sizes=0.0, scores=0.5, information=0.5, room=0.2, kept="nothing"),
+    last=Parts(sizes=0.0, scores=0.75, information=0.25, room=0.05, kept="diagonal"),
+    ending=(0.25,),
+)
 
 
 def _shares(pure: bool) -> _Shares:
