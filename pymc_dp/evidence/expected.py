@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,11 @@ from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import quiet_pymc
 from pymc_dp.records.curator import Curator
+from pymc_dp.records.design import public_design
 from pymc_dp.records.measurements import measurements_paid_by
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.surrogate.normal.design import fit_design
 from pymc_dp.surrogate.normal.diagnosis import diagnose
 from pymc_dp.surrogate.normal.fit import fit_normal
 
@@ -171,6 +173,8 @@ def expected_privacy_shift(
         words = np.full(SECRET_WORDS, random_seed, dtype=np.uint64)
         records_of = LocalRecords(compiled, 1, words=words)
         made_up = records_of.of_data(rows, compiled.roles.unit_of_record)
+        design = public_design(compiled, rows) if relation.public_size else None
+        fit = fit_normal if design is None else partial(fit_design, design=design)
     delta = Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)
     parameters = compiled.parameters
 
@@ -187,7 +191,7 @@ def expected_privacy_shift(
             curator = Curator(made_up, InsecureSeededNoise(random_seed + run), relation)
             measure = measurements_paid_by(Permit(run, 0, (whole,)), whole, curator)
             with np.errstate(all="ignore"):
-                surrogate = fit_normal(measure, compiled.log_public, parameters.start)
+                surrogate = fit(measure, compiled.log_public, parameters.start)
             if diagnose(surrogate, list(parameters.labels), parameters.largest).usable:
                 found.append((surrogate.privacy_shift, surrogate.posterior.privacy_shifts))
             else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,17 +84,25 @@ def _finite(z: Vector) -> Vector:
     return np.where(np.isfinite(z).all(axis=2, keepdims=True), z, 0.0)
 
 
-def public_design(compiled: CompiledModel) -> PublicDesign | None:
+def public_design(
+    compiled: CompiledModel, data: Sequence[NDArray[Any]] | None = None
+) -> PublicDesign | None:
     """What is public of a model's records, if all but outcomes is; None if not, or if outcomes cannot be drawn.
 
     Decided by what was declared, and by the model's graph.
+
+    Parameters
+    ----------
+    compiled : CompiledModel
+    data : sequence of ndarray, optional
+        Other records, one array per ``roles.record_data``. Default: the model's.
     """
-    roles, simulated = compiled.roles, compiled.simulated if compiled.roles.public_design else None
+    leaves = compiled.roles.record_data
+    simulated = compiled.simulated if compiled.roles.public_design else None
     if simulated is None:
         return None
-    rows = [np.zeros_like(x.values) if x.outcome else x.values for x in roles.record_data]
-    without = compiled.likelihood.of_data(rows)
-    start = compiled.parameters.start
-    return PublicDesign(
-        simulated.of(without, compiled.gradients.of(without)), roles.n_units, start, np.arange(len(start))
-    )  # fmt: skip
+    rows = [leaf.values for leaf in leaves] if data is None else data
+    rows = [np.zeros_like(x) if leaf.outcome else x for x, leaf in zip(rows, leaves, strict=True)]
+    without, start = compiled.likelihood.of_data(rows), compiled.parameters.start
+    simulated = simulated.of(without, compiled.gradients.of(without))
+    return PublicDesign(simulated, without.n_units, start, np.arange(len(start)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -130,11 +130,8 @@ class NormalFamily:
         prior, start = self._prior
         if part is not None:
             measure = part.measurements(measure)
-        how: Any = {"tempering": self._tempering, "watch": watch, "on_progress": say}
-        if design is None:
-            found = fit_normal(measure, prior, start, **how)
-        else:
-            found = fit_design(measure, design, prior, start, **how)
+        fit = fit_normal if design is None else partial(fit_design, design=design)
+        found = fit(measure, prior, start, tempering=self._tempering, watch=watch, on_progress=say)
         self.surrogate = surrogate = found if part is None else part.whole(found)
 
         def judged(*more: Note) -> Diagnostics:

@@ -56,6 +56,10 @@ _OUTLOOK = (
     "model's initial point; with private covariates {:.2g} or more)"
 )
 
+_PURE_NOISE, _DROWNED = 20.0, 5.0
+"""Of a pure run, (n ε² / (d (d + 1)))^½ times the posterior sds by which noise moves it: of terms of three times the usual length
+√(d/n), for a third of ε. And so many sds are no use."""
+
 FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
 
 
@@ -227,8 +231,16 @@ class DPSurrogate(PrivateStep):
                 "with their number. Give `delta`, well below one in the number of units"
                 + ("." if has_groups(self.compiled) else ", or leave `family` out.")
             )
-        if d > 1000:
-            raise UnsupportedModelError("")
+        run, n = self.run, self.roles.n_units
+        if not run.neighbours.public_size or run.epsilon is None:
+            return
+        shift = _PURE_NOISE * math.sqrt(d * (d + 1) / n) / run.epsilon
+        if shift > _DROWNED:
+            raise UnsupportedModelError(
+                f"At δ = 0 the noise would move a posterior of {d} parameters by about {shift:.0f} of its standard deviations, with "
+                f"{n} units and ε = {run.epsilon:g}: nothing would be learnt. Give `delta`, well below one in the number of units, "
+                "or a larger `epsilon`, or fewer parameters."
+            )
 
     @property
     def surrogate(self) -> Any:

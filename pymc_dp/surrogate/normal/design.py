@@ -231,7 +231,7 @@ class _Asker:
             known = scale**2 * found.M.T @ np.linalg.solve(Q, found.M)
             return float(np.trace(np.linalg.inv(positive(self.tempering * known + of_prior))))
 
-        longest = math.log(max(float(np.linalg.norm(z, axis=2).max()) for _, z in some) + 1e-100)
+        longest = math.log(max(float(np.max(np.linalg.norm(z, axis=2))) for _, z in some) + 1e-100)
         coarse = longest - _OCTAVE * np.arange(_OCTAVES)
         best = coarse[int(np.argmin([cost(x) for x in coarse]))]
         near = best - _OCTAVE, best + _OCTAVE
@@ -334,10 +334,10 @@ class _Run(_Asker):
 
 def fit_design(
     measure: Measurements,
-    design: PublicDesign,
     log_public: LogPrior,
     start: Vector,
     *,
+    design: PublicDesign,
     tempering: float = 1.0,
     watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
     on_progress: Callable[[str], None] = lambda _: None,
@@ -348,10 +348,10 @@ def fit_design(
     ----------
     measure : Measurements
         Asked for everything that is known of outcomes, and spent afterwards.
-    design : PublicDesign
-        What is known of everything else.
     log_public, start, tempering, on_progress
         As in :func:`~pymc_dp.surrogate.normal.fit.fit_normal`.
+    design : PublicDesign
+        What is known of everything else.
     watch : callable, optional
         Told after the search how many queries there were and what they say. It may raise, and the rest is not spent here.
 
@@ -418,7 +418,7 @@ def expected_shifts(
         (w, np.linalg.norm(tempering * z @ at.V, axis=2))
         for w, (z,) in design.scores(theta, [theta], 0, _CHOSEN)
     ]
-    longest = max(float(sizes.max()) for _, sizes in known)
+    longest = max(float(np.max(sizes)) for _, sizes in known)
     # As for any clipped sum: noise, and what all that is clipped may add up to, in squares.
     costs = [
         noise**2 * b**2
