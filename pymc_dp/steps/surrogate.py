@@ -56,9 +56,9 @@ _OUTLOOK = (
     "model's initial point; with private covariates {:.2g} or more)"
 )
 
-_PURE_NOISE, _DROWNED = 20.0, 5.0
+_PURE_NOISE, _DROWNED, _FEW = 20.0, 5.0, 5
 """Of a pure run, (n ε² / (d (d + 1)))^½ times the posterior sds by which noise moves it: of terms of three times the usual length
-√(d/n), for a third of ε. And so many sds are no use."""
+√(d/n), for a third of ε. So many sds are no use; of so few parameters a larger ε is all there is to say, and the run says so itself."""
 
 FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
 
@@ -235,7 +235,7 @@ class DPSurrogate(PrivateStep):
         if not run.neighbours.public_size or run.epsilon is None:
             return
         shift = _PURE_NOISE * math.sqrt(d * (d + 1) / n) / run.epsilon
-        if shift > _DROWNED:
+        if d > _FEW and shift > _DROWNED:
             raise UnsupportedModelError(
                 f"At δ = 0 the noise would move a posterior of {d} parameters by about {shift:.0f} of its standard deviations, with "
                 f"{n} units and ε = {run.epsilon:g}: nothing would be learnt. Give `delta`, well below one in the number of units, "
