@@ -29,11 +29,11 @@ from pymc_dp.exceptions import (
 )
 from pymc_dp.interrupts import deferred
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.calibration import calibrate_with_l2
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian, L2Option, Pure
 from pymc_dp.privacy.filter import LEAST_SHARE, part_of
 from pymc_dp.privacy.guarantee import at_most
+from pymc_dp.privacy.l2_calibration import calibrate_with_l2
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import doing
 from pymc_dp.records.measurements import PaidMeasurements, PureMeasurements, measurements_paid_by

@@ -21,7 +21,6 @@ from pymc_dp.privacy.accounting import (
     gaussian_mu_within,
     spending_curve,
 )
-from pymc_dp.privacy.calibration import calibrate_l2, calibrate_with_l2
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import (
     MAX_L2_DIMENSION,
@@ -34,6 +33,7 @@ from pymc_dp.privacy.events import (
 )
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.guarantee import describe
+from pymc_dp.privacy.l2_calibration import calibrate_l2, calibrate_with_l2
 from pymc_dp.privacy.l2_mechanism import l2_delta
 from pymc_dp.privacy.l2_noise import l2_noise
 from pymc_dp.privacy.ledger import PrivacyLedger
