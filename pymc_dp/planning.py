@@ -9,8 +9,8 @@ from pymc_dp.privacy.events import times
 from pymc_dp.privacy.guarantee import Guarantee, at_delta, at_most, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.privacy.noisy_sum import acceptance_at_equal_density
 from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.steps.acceptance import acceptance_at_equal_density
 from pymc_dp.steps.base import PrivateStep
 
 

@@ -212,3 +212,12 @@ class NoisyRatio:
                 sampling_rate=self._rate,
             )
         )
+
+
+def acceptance_at_equal_density(sigma: float) -> float:
+    r"""Probability :math:`2\Phi(-\sigma/2)` that the penalty test accepts a ratio of one.
+
+    Ceperley and Dewing (1999), Eq. 20: what noise of standard deviation `sigma` leaves of the
+    acceptance rate of a proposal between equally likely points.
+    """
+    return math.erfc(sigma / (2 * math.sqrt(2)))

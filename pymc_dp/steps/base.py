@@ -105,8 +105,7 @@ class PrivateStep(BlockedStep):
     stats_dtypes_shapes = STATS
     own_stats: ClassVar[tuple[str, ...]] = ()
     """Statistics besides :data:`STATS` that a step declares to be functions of releases and settings: its own alone."""
-    can_be_pure: ClassVar[bool] = False
-    """Whether it has a way at δ = 0."""
+    can_be_pure: ClassVar[bool] = False  # whether it has a way at δ = 0
     _state_class = PrivateStepState
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -398,8 +397,5 @@ def _on_chain_start(self: PrivateStep, rng: Any) -> None:
     self._begin(rng)
 
 
-setattr(
-    PrivateStep,
-    CHAIN_START,
-    _on_chain_start_with_length if CHAIN_START == "setup_chain" else _on_chain_start,
-)
+_chain_start = _on_chain_start_with_length if CHAIN_START == "setup_chain" else _on_chain_start
+setattr(PrivateStep, CHAIN_START, _chain_start)
