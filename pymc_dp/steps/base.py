@@ -387,15 +387,9 @@ class PrivateStep(BlockedStep):
     _make_progressbar_update_functions = staticmethod(progress_updates)
 
 
-def _on_chain_start_with_length(self: PrivateStep, rng: Any, tune: int, draws: int) -> None:
-    """PyMC 6 calls this once per chain."""
+def _on_chain_start(self: PrivateStep, rng: Any, *length: int) -> None:
+    """PyMC calls this once per chain: 5 with a generator, 6 with the chain's length, too."""
     self._begin(rng)
 
 
-def _on_chain_start(self: PrivateStep, rng: Any) -> None:
-    """PyMC 5 calls this once per chain."""
-    self._begin(rng)
-
-
-_chain_start = _on_chain_start_with_length if CHAIN_START == "setup_chain" else _on_chain_start
-setattr(PrivateStep, CHAIN_START, _chain_start)
+setattr(PrivateStep, CHAIN_START, _on_chain_start)
