@@ -14,8 +14,9 @@ import warnings
 
 import numpy as np
 import pymc as pm
-import pymc_dp as dp
 from _ordinary import doctor_visits, table, wages, yes
+
+import pymc_dp as dp
 
 EPSILONS = (0.5, 1.0, 3.0)
 
