@@ -286,6 +286,28 @@ class NormExceeds:
 
 
 @dataclass(frozen=True, eq=False)
+class Root:
+    """Root of a term's length, so that bins of its sizes are as many times as wide.
+
+    Parameters
+    ----------
+    of : Query
+        Whose terms are vectors.
+    order : int
+        4 is the fourth root.
+    """
+
+    of: Query
+    order: int
+    dimension = None
+
+    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Query`."""
+        for chunk in self.of.terms(records, units):
+            yield norms(np.asarray(chunk)) ** (1 / self.order)
+
+
+@dataclass(frozen=True, eq=False)
 class CentredIndicator:
     """Marks of 0 and 1 as −1/2 and 1/2: half the norm, so half of what replacing a unit changes.
 

@@ -99,10 +99,12 @@ def estimate(
     """
     V, inverse, d = at.V, np.linalg.inv(at.V), len(at.theta)
     of_prior = symmetric(-(V.T @ prior.hessian(at.theta) @ V))
-    information, sd = _pooled_information([*(belief.at for belief in before), at], n_units)
+    information, sd = _pooled_information(
+        [*(belief.at for belief in before if not belief.at.saturated), at], n_units
+    )
     values, U = np.linalg.eigh(information + of_prior)
     floor = (0.5 if last else 1.0) * sd * math.sqrt(d)
-    resolved = bool(values[0] > max(floor, _RESOLVED))
+    resolved = bool(values[0] > max(floor, _RESOLVED)) and not at.saturated
     # What noise drowns keeps the coordinates that it had.
     values = np.where(values > floor, values, min(floor, 1.0))
     values = np.maximum(values, _LEAST if before else 1e-9)

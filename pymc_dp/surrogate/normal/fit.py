@@ -156,7 +156,11 @@ class _Run:
         nats = math.sqrt(at.largest) * float(np.linalg.norm(inverse @ step))
         if last:
             before = self._predicted.noise if self._predicted else 0.0
-            self.arrived = self._good and length < _NEAR * math.hypot(before, math.sqrt(d))
+            self.arrived = (
+                not at.saturated
+                and self._good
+                and length < _NEAR * math.hypot(before, math.sqrt(d))
+            )
             law = Law(theta, gradient, J, S + now.of_curvature(step))
             return posterior_of(law, prior, theta)
 
