@@ -85,6 +85,7 @@ def delta_by_shells(epsilon, z, d):
     return of_p - mpmath.exp(epsilon) * of_q
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("d", [2, 3, 4, 5, 8, 10])
 def test_delta_is_that_of_an_independent_integral_and_never_below_it(d):
     """54 points in all."""
@@ -289,6 +290,7 @@ def test_alone_its_noise_is_as_small_as_the_table_says(d):
         assert math.sqrt(d + 1) * z / gaussian == pytest.approx(wanted, rel=5e-3)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("d", "share"), AFTER)
 def test_after_a_search_its_noise_is_as_small_as_the_table_says(d, share):
     """With a choice of the two at the end, and the table without one: that costs less than 3 % of either's noise."""
@@ -299,6 +301,7 @@ def test_after_a_search_its_noise_is_as_small_as_the_table_says(d, share):
         assert z * gaussian_mu_within(epsilon, DELTA) < 1.05
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("epsilon", [0.02, 0.7, 9.0])
 @pytest.mark.parametrize(
     ("d", "share", "delta"), [(1, 0.0, 1e-3), (4, 0.15, 1e-6), (32, 0.8, 1e-9)]
