@@ -45,6 +45,7 @@ from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
 from pymc_dp.steps.polynomial import PolynomialFamily
 from pymc_dp.steps.run import remember
 from pymc_dp.surrogate.normal.draws import sampler_at_hand
+from pymc_dp.surrogate.normal.fit import least_pure_epsilon
 
 _log = logging.getLogger("pymc.dp")
 
@@ -185,7 +186,7 @@ class DPSurrogate(PrivateStep):
 
     def _check_pure(self, name: FamilyName) -> None:
         """Refuse what there is no way to at δ = 0, or what noise would drown: a function of public numbers."""
-        d = self.compiled.d
+        d, n, relation = self.compiled.d, self.roles.n_units, self.run.neighbours
         if name in ("hierarchical", "polynomial") or has_groups(self.compiled):
             what = "groups" if has_groups(self.compiled) else f'`family="{name}"`'
             raise UnsupportedModelError(
@@ -193,8 +194,16 @@ class DPSurrogate(PrivateStep):
                 "with their number. Give `delta`, well below one in the number of units"
                 + ("." if has_groups(self.compiled) else ", or leave `family` out.")
             )
-        if d > 1000:
-            raise UnsupportedModelError("")
+        if not relation.public_size:
+            return
+        epsilon = self._whole.epsilon if isinstance(self._whole, Pure) else math.inf
+        least = least_pure_epsilon(d, n, relation.terms)
+        if epsilon < least:
+            raise UnsupportedModelError(
+                f"At δ = 0 noise grows with the number of parameters. With {d} of them and {n:,} units, ε = {epsilon:g} would leave "
+                f"next to nothing known of how sure they are: it takes ε = {at_most(least)}, or {math.ceil(n * least / epsilon):,} "
+                "units, or fewer parameters. Or give `delta`, well below one in the number of units: Gaussian noise does not grow."
+            )
 
     @property
     def surrogate(self) -> Any:
