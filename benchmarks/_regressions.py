@@ -107,16 +107,16 @@ REAL = {
 
 def model_of(likelihood, prior_sd, X, y):
     """The regression as a tutorial writes it."""
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, prior_sd, shape=X.shape[1])
-        mu = pm.Data("X", X) @ beta
-        observed = pm.Data("Y", y)
+    with pm.Model(coords={"covariate": range(X.shape[1])}) as model:
+        beta = pm.Normal("beta", 0, prior_sd, dims="covariate")
+        mu = pm.Data("X", X, dims=("unit", "covariate")) @ beta
+        observed = pm.Data("Y", y, dims="unit")
         if likelihood == "bernoulli":
-            pm.Bernoulli("y", logit_p=mu, observed=observed)
+            pm.Bernoulli("y", logit_p=mu, observed=observed, dims="unit")
         elif likelihood == "poisson":
-            pm.Poisson("y", pm.math.exp(mu), observed=observed)
+            pm.Poisson("y", pm.math.exp(mu), observed=observed, dims="unit")
         else:
-            pm.Normal("y", mu, pm.HalfNormal("sigma", 1), observed=observed)
+            pm.Normal("y", mu, pm.HalfNormal("sigma", 1), observed=observed, dims="unit")
     return model
 
 

@@ -22,7 +22,8 @@ from pymc_dp.likelihood import simulated
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.surrogate.normal import bounds, estimates, evaluation, fit
 from pymc_dp.surrogate.normal.diagnosis import diagnose
 

@@ -4,6 +4,7 @@ python benchmarks/surrogate_limit.py                          # simulated data, 
 python benchmarks/surrogate_limit.py --n 200000 --replications 10
 python benchmarks/surrogate_limit.py --real
 python benchmarks/surrogate_limit.py --pure --models logistic poisson linear   # δ = 0
+python benchmarks/surrogate_limit.py --public                 # covariates declared public; the limit is with private ones
 """
 
 import argparse
@@ -21,7 +22,6 @@ from _report import write_report
 import pymc_dp.steps.normal
 from pymc_dp.exceptions import PrivacyError
 from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Pure
 from pymc_dp.steps.surrogate import DPSurrogate
 
 EPSILONS = (0.3, 1, 3)
@@ -33,10 +33,9 @@ COLUMNS = [
 
 def noise_of(step):
     """Standard deviation of an entry's noise / bound, of one release of the whole budget: under substitution."""
-    whole = step._whole
-    if isinstance(whole, Pure):
-        return 2 * math.sqrt(step.compiled.d + 1) / whole.epsilon
-    return 2 * whole.noise_multiplier
+    if step.run.delta == 0:
+        return 2 * math.sqrt(step.compiled.d + 1) / step.run.epsilon
+    return 2 * step.run.multiplier_of_one()
 
 
 def gaussian_noise(step):
@@ -78,18 +77,16 @@ def row(name, epsilon, asked, found):
     ]  # fmt: skip
 
 
-def normal(epsilon, model, delta):
-    return DPSurrogate(
-        family="normal", chains=1, draws=1, epsilon=epsilon, delta=delta, model=model
-    )
+def normal(epsilon, model, budget):
+    return DPSurrogate(family="normal", chains=1, draws=1, epsilon=epsilon, model=model, **budget)
 
 
-def simulated(name, epsilon, n, replications, seed, delta):
+def simulated(name, epsilon, n, replications, seed, budget):
     """Fresh data, and fresh noise, in every run."""
     make, likelihood, prior_sd = SIMULATED[name]
     rng = np.random.default_rng([seed, int(10 * epsilon), n, sorted(SIMULATED).index(name)])
     _, X, y = make(rng, n)
-    step = normal(epsilon, model_of(likelihood, prior_sd, X, y), delta)
+    step = normal(epsilon, model_of(likelihood, prior_sd, X, y), budget)
     found = []
     for k in range(replications):
         truth, X, y = make(rng, n)
@@ -101,11 +98,11 @@ def simulated(name, epsilon, n, replications, seed, delta):
     return row(name, epsilon, replications, found)
 
 
-def on_real_data(name, epsilon, runs, delta):
+def on_real_data(name, epsilon, runs, budget):
     """The same data, and fresh noise, in every run."""
     load, likelihood, prior_sd = REAL[name]
     X, y = load()
-    step = normal(epsilon, model_of(likelihood, prior_sd, X, y), delta)
+    step = normal(epsilon, model_of(likelihood, prior_sd, X, y), budget)
     exact = Exact(step, step.compiled.parameters.start)
     return row(
         name,
@@ -121,30 +118,36 @@ def main():
     arguments.add_argument("--n", type=int, default=20_000)
     arguments.add_argument("--real", action="store_true")
     arguments.add_argument("--pure", action="store_true")
+    arguments.add_argument("--public", action="store_true")
     arguments.add_argument("--models", nargs="*")
     arguments.add_argument("--seed", type=int, default=2026)
     asked = arguments.parse_args()
     logging.getLogger("pymc").setLevel(logging.ERROR)
     # The draws are those of the law, which is at hand.
     pymc_dp.steps.normal.draw = lambda *_: None
-    rows, delta = [], 0.0 if asked.pure else None
+    rows = []
+    budget = {"delta": 0.0 if asked.pure else None, "public": ["X"] if asked.public else []}
     for name in asked.models or (REAL if asked.real else SIMULATED):
         for epsilon in EPSILONS:
             if asked.real:
-                rows.append(on_real_data(name, epsilon, asked.replications, delta))
+                rows.append(on_real_data(name, epsilon, asked.replications, budget))
             else:
                 rows.append(
-                    simulated(name, epsilon, asked.n, asked.replications, asked.seed, delta)
+                    simulated(name, epsilon, asked.n, asked.replications, asked.seed, budget)
                 )
             print(*[f"{x:.3g}" if isinstance(x, float) else x for x in rows[-1]], flush=True)
     pure = asked.pure
     where = "real data" if asked.real else f"simulated data, n = {asked.n:,}"
+    where += ", public covariates" if asked.public else ""
     write_report(
-        ("surrogate_limit_real" if asked.real else f"surrogate_limit_{asked.n}") + pure * "_pure",
+        ("surrogate_limit_real" if asked.real else f"surrogate_limit_{asked.n}")
+        + ("_public" if asked.public else "") + pure * "_pure",
         f"The normal surrogate beside one release of the whole budget{pure * ' at δ = 0'}: {where}",
         f"Nothing tuned; δ = {'0' if pure else '0.1/n'}; substitute-one neighbours. *Limit*: root mean square error of the posterior "
-        "mean, in exact posterior sds of every parameter, after one "
-        f"{'release by the ℓ2 mechanism' if pure else 'Gaussian release'} of the whole budget's gradient at the true mode, with the best clipping bound for the exact sizes, and curvature known. *Error*: the same of the "
+        f"mean, in exact posterior sds of every parameter, after one {'release by the ℓ2 mechanism' if pure else 'Gaussian release'} "
+        "of the whole budget's gradient at the true mode, with the best clipping bound for the exact sizes, and curvature known"
+        + ("; of private covariates, though those of the run are public" if asked.public else "")
+        + ". *Error*: the same of the "
         "run, over all runs, those that are said to be of no use included; and *median* and worst tenth of the single runs' "
         "errors over the limit. (A single run's error differs from its root mean square by chance: the worst tenth of "
         "the limit's own is 1.4.) *Privacy shift*: what the run says of its error. *Coverage* of 90 % intervals, of the true parameters where they "
@@ -152,10 +155,10 @@ def main():
         "privacy. *Wider*: than its intervals. *Error / own sd*: root mean square of the error over what the run "
         "says that noise has added; 1 is right. *Seconds*: of CPU, from a compiled model to the law. "
         "The means and intervals are of the law's normal approximation, of which draws are made by NUTS.\n\n"
-        f"`python benchmarks/surrogate_limit.py{' --real' if asked.real else f' --n {asked.n} --seed {asked.seed}'}"
-        f" --replications {asked.replications}{pure * ' --pure'}"
+        f"`python benchmarks/surrogate_limit.py{' --public' if asked.public else ''}{pure * ' --pure'}"
+        f"{' --real' if asked.real else f' --n {asked.n} --seed {asked.seed}'} --replications {asked.replications}"
         + (f" --models {' '.join(asked.models)}`" if asked.models else "`"),
-        COLUMNS if not pure else [*COLUMNS, "error / limit of Gaussian noise at δ = 0.1/n"],
+        [*COLUMNS, "error / limit of Gaussian noise at δ = 0.1/n"] if pure else COLUMNS,
         rows if pure else [row[:-1] for row in rows],
     )  # fmt: skip
 

@@ -9,8 +9,8 @@ from pymc_dp.privacy.events import times
 from pymc_dp.privacy.guarantee import Guarantee, at_delta, at_most, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.privacy.noisy_sum import acceptance_at_equal_density
 from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.steps.acceptance import acceptance_at_equal_density
 from pymc_dp.steps.base import PrivateStep
 
 
@@ -26,11 +26,14 @@ class Plan:
         The account it will be charged to.
     left_out : tuple of str
         Deterministics that the result will not have, because private data are in them.
+    outlook : str
+        What can be said of the run before it is paid for, if anything can.
     """
 
     guarantee: Guarantee
     ledger: PrivacyLedger
     left_out: tuple[str, ...] = ()
+    outlook: str = ""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -44,6 +47,7 @@ class Plan:
             ("Step", g.step),
             ("Private data", ", ".join(g.private_data)),
             ("Treated as public", ", ".join(g.public_data) or "nothing in the likelihood"),
+            *([("Public design", self.outlook)] if self.outlook else []),
             *([("Left out of the result", ", ".join(self.left_out))] if self.left_out else []),
             (
                 "Chains",
@@ -124,7 +128,7 @@ class Plan:
 
 
 def plan(step: PrivateStep) -> Plan:
-    """What a step will release and what it will cost. Free: nothing is read or charged.
+    """What a step will release and what it will cost. Free: nothing is charged, and nothing private is read.
 
     Parameters
     ----------
@@ -145,4 +149,4 @@ def plan(step: PrivateStep) -> Plan:
             f"`plan` takes a private step that has been built. Found {type(step).__name__}. Build the step of your "
             "model: `plan(DPSurrogate(epsilon=1.0, draws=1000, chains=4, model=model))`."
         )
-    return Plan(step.guarantee, step.ledger, step.roles.left_out)
+    return Plan(step.guarantee, step.ledger, step.roles.left_out, step.outlook())

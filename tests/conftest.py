@@ -66,7 +66,7 @@ def canned_totals(monkeypatch):
                 pass
             return total_of(dimension, bound, permit.take(Gaussian(noise_multiplier)))
 
-        monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", total)
+        monkeypatch.setattr("pymc_dp.records.curator.noisy_total", total)
 
     return install
 

@@ -455,7 +455,7 @@ def test_outcomes_of_the_models_are_seeded_by_the_noise_source_and_by_nothing_el
         SecureNoise, "discrete_gaussian", lambda self, s, size, at=(): np.zeros(size, np.int64)
     )
     for release in ("noisy_total", "noisy_counts"):
-        name = f"pymc_dp.records.measurements.{release}"
+        name = f"pymc_dp.records.curator.{release}"
         monkeypatch.setattr(name, kept(getattr(measurements, release)))
 
     def run(with_words, seed, is_spoilt=False):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_dp.checks import positive, whole
 from pymc_dp.evidence.made_up_records import made_up_records
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.likelihood.sizes import check_sizes
@@ -24,9 +25,12 @@ from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours, neighbours_na
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import quiet_pymc
-from pymc_dp.records.measurements import Curator, measurements_paid_by
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.design import public_design
+from pymc_dp.records.measurements import measurements_paid_by
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.surrogate.normal.design import fit_design
 from pymc_dp.surrogate.normal.diagnosis import diagnose
 from pymc_dp.surrogate.normal.fit import fit_normal
 
@@ -169,6 +173,8 @@ def expected_privacy_shift(
         words = np.full(SECRET_WORDS, random_seed, dtype=np.uint64)
         records_of = LocalRecords(compiled, 1, words=words)
         made_up = records_of.of_data(rows, compiled.roles.unit_of_record)
+        design = public_design(compiled, rows) if relation.public_size else None
+        fit = fit_normal if design is None else partial(fit_design, design=design)
     delta = Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)
     parameters = compiled.parameters
 
@@ -185,7 +191,7 @@ def expected_privacy_shift(
             curator = Curator(made_up, InsecureSeededNoise(random_seed + run), relation)
             measure = measurements_paid_by(Permit(run, 0, (whole,)), whole, curator)
             with np.errstate(all="ignore"):
-                surrogate = fit_normal(measure, compiled.log_public, parameters.start)
+                surrogate = fit(measure, compiled.log_public, parameters.start)
             if diagnose(surrogate, list(parameters.labels), parameters.largest).usable:
                 found.append((surrogate.privacy_shift, surrogate.posterior.privacy_shifts))
             else:

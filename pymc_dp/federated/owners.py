@@ -109,6 +109,19 @@ class Owners:
         counts = self._paid(f"{kind}_sizes", numbers, share, (count_of_bins(bins_per_octave),))
         return PrivateHistogram(counts, self.count_sd(share), bins_per_octave)
 
+    @property
+    def before_last_sum(self) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`: noises of several owners add up to a normal one only."""
+        return 0.0
+
+    def last_multiplier(self, dimension: int) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return math.inf
+
+    def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
+        """See :class:`~pymc_dp.records.measurements.Measurements`: refused."""
+        raise PrivacyError("Owners give no sum with other than Gaussian noise.")
+
     def _paid(
         self, kind: str, numbers: dict[str, Vector], share: float, shape: tuple[int, ...]
     ) -> Vector:

@@ -38,6 +38,8 @@ class RecordData:
         Its record axis.
     private : bool
         False if the user declared it public.
+    outcome : bool
+        Whether it is what was observed, and nothing else: no other record's and no parameter of its own law reads it.
     """
 
     variable: Variable = field(repr=False)
@@ -45,6 +47,7 @@ class RecordData:
     values: NDArray[Any] = field(repr=False)
     axis: int
     private: bool
+    outcome: bool = False
 
 
 @contextmanager

@@ -73,6 +73,16 @@ class Roles:
     left_out: tuple[str, ...] = ()
     unit_given: bool = False
 
+    @property
+    def public_design(self) -> bool:
+        """Whether outcomes alone are private: everything else that the likelihood reads was declared public.
+
+        By declaration only. Each unit has one record: whose several records are, and how many, is nowhere declared.
+        """
+        return self.unit_of_record is None and all(
+            leaf.private == leaf.outcome for leaf in self.record_data
+        )
+
 
 def find_roles(
     model: pm.Model, unit: str | int | ArrayLike | None = None, public: Sequence[str] = ()
@@ -164,11 +174,14 @@ def _record_data(
         for node in data_nodes([value])
     }
     graphs = [*model.observed_RVs, *values]
+    # A series' own past is in its law: that is no outcome that the rest could be known without.
+    read = set(data_nodes(model.observed_RVs, model.free_RVs))
     for node, name in origins.leaves(graphs, model.free_RVs).items():
         public = origins.is_declared(name)
         if node in observed:
             axis, of = observed[node]
-            yield RecordData(node, node.name or of, values_of(node), axis, not public)
+            outcome = node not in read
+            yield RecordData(node, node.name or of, values_of(node), axis, not public, outcome)
             continue
         dims = model.named_vars_to_dims.get(node.name)
         if public:

@@ -14,9 +14,11 @@ from pytensor.tensor.random.op import RandomVariable
 
 from pymc_dp.compat import graph_inputs, io_toposort
 from pymc_dp.exceptions import UnsupportedModelError
+from pymc_dp.likelihood.batches import Chunk
+from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.made_up import made_up_rows
-from pymc_dp.likelihood.outcomes import Outcomes
+from pymc_dp.likelihood.outcomes import Outcomes, Rows
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.linalg import Vector
@@ -46,11 +48,14 @@ class Scores(NamedTuple):
         The same at outcomes of the model's.
     weights : ndarray, shape (outcomes, units)
         Of these: probabilities, or equal.
+    exact : bool
+        Whether they are all outcomes that there are, and not draws.
     """
 
     observed: Vector
     simulated: Vector
     weights: Vector
+    exact: bool
 
 
 class SimulatedScores:
@@ -89,13 +94,20 @@ class SimulatedScores:
         model, roles = parameters.model, likelihood.roles
         _refuse_foreign_laws(list(model.observed_RVs))
         self._likelihood, self._gradients = likelihood, gradients
-        self._outcomes = Outcomes(model, roles, 0, **(compile_kwargs or {}))
-        joined, theta = parameters.join(model.replace_rvs_by_values(list(model.free_RVs)))
-        self._point = pm.compile([theta], joined, mode="FAST_COMPILE", on_unused_input="ignore")
         self._values = None
         if roles.unit_of_record is None and len(model.observed_RVs) == 1:
             self._values = _few_values(model.observed_RVs[0])
+        # Where all values are taken, an outcome is drawn once, by the check.
+        seldom = {} if self._values is None else {"mode": interpreted()}
+        self._outcomes = Outcomes(model, roles, 0, **{**seldom, **(compile_kwargs or {})})
+        joined, theta = parameters.join(model.replace_rvs_by_values(list(model.free_RVs)))
+        self._point = pm.compile([theta], joined, mode="FAST_COMPILE", on_unused_input="ignore")
         self._check(parameters.start)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all outcomes are taken, and none is drawn."""
+        return self._values is not None
 
     def _check(self, theta: Vector) -> None:
         """Draw made-up outcomes, of one record at least that the model's laws take: as with an exposure above 0.
@@ -130,27 +142,66 @@ class SimulatedScores:
         words : ndarray of uint64
             Secret, and independent of the records.
         """
-        self._outcomes.seed(np.concatenate([words, np.asarray(theta, np.float64).view(np.uint64)]))
+        self._seed(theta, words)
         for chunk in self._gradients.chunks.all():
             rows = self._likelihood.rows(chunk.records)
             observed = chunk.per_unit(self._gradients.of_rows(theta, rows))
-            if self._values is None:
-                drawn = [chunk.per_unit(self._at_draw(theta, rows)) for _ in range(_DRAWN)]
-                weights = np.full((_DRAWN, len(observed)), 1 / _DRAWN)
-                yield Scores(observed, np.stack(drawn), weights)
-                continue
-            placed = [self._outcomes.put([value], rows) for value in self._values]
-            logs = np.stack([self._likelihood.evaluate_rows(theta, some) for some in placed])
-            weights = np.exp(logs - logs.max(axis=0))
-            scores = np.stack([self._gradients.of_rows(theta, some) for some in placed])
-            yield Scores(observed, scores, weights / weights.sum(axis=0))
+            weights, (simulated,) = self._at(theta, [theta], chunk, rows, _DRAWN)
+            yield Scores(observed, simulated, weights, self.is_exact)
 
-    def _at_draw(self, theta: Vector, rows: Sequence[NDArray[Any]]) -> Vector:
-        return self._likelihood.shielded(
-            lambda some: self._gradients.evaluate(theta, self._draw(theta, some)), rows, theta.shape
-        )
+    def elsewhere(
+        self, theta: Vector, places: Sequence[Vector], words: Words, draws: int
+    ) -> Iterator[tuple[Vector, list[Vector]]]:
+        """Of outcomes at θ, the scores at other places; observed ones are not read.
 
-    def _draw(self, theta: Vector, rows: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        Parameters
+        ----------
+        theta : ndarray, shape (d,)
+        places : sequence of ndarray, shape (d,)
+        words : ndarray of uint64
+        draws : int
+            How many outcomes of a unit are drawn, if not all values are taken.
+
+        Yields
+        ------
+        weights : ndarray, shape (outcomes, units)
+        scores : list of ndarray, shape (outcomes, units, d)
+            One at each place.
+        """
+        self._seed(theta, words)
+        for chunk in self._gradients.chunks.all():
+            rows = self._likelihood.rows(chunk.records)
+            yield self._at(theta, places, chunk, rows, draws)
+
+    def _seed(self, theta: Vector, words: Words) -> None:
+        self._outcomes.seed(np.concatenate([words, np.asarray(theta, np.float64).view(np.uint64)]))
+
+    def _at(
+        self, theta: Vector, places: Sequence[Vector], chunk: Chunk, rows: Rows, draws: int
+    ) -> tuple[Vector, list[Vector]]:
+        """Of one chunk: see :meth:`elsewhere`."""
+        if self._values is None:
+            drawn = [chunk.per_unit(self._at_draw(theta, places, rows)) for _ in range(draws)]
+            weights = np.full((draws, len(drawn[0])), 1 / draws)
+            return weights, np.split(np.stack(drawn), len(places), axis=2)
+        placed = [self._outcomes.put([value], rows) for value in self._values]
+        logs = np.stack([self._likelihood.evaluate_rows(theta, some) for some in placed])
+        weights = np.exp(logs - logs.max(axis=0))
+        scores = [
+            np.stack([self._gradients.of_rows(place, some) for some in placed]) for place in places
+        ]
+        return weights / weights.sum(axis=0), scores
+
+    def _at_draw(self, theta: Vector, places: Sequence[Vector], rows: Rows) -> Vector:
+        """Scores at one draw of outcomes, those at all places side by side."""
+
+        def scores(some: Rows) -> Vector:
+            drawn = self._draw(theta, some)
+            return np.concatenate([self._gradients.evaluate(p, drawn) for p in places], axis=1)
+
+        return self._likelihood.shielded(scores, rows, (len(places) * len(theta),))
+
+    def _draw(self, theta: Vector, rows: Rows) -> list[NDArray[Any]]:
         n = rows[0].shape[self._likelihood.axes[0]]
         return self._outcomes.in_place(self._point(theta), n, rows)
 

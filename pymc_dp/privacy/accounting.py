@@ -290,14 +290,17 @@ def _additive_noise_epsilon(events: Sequence[Event], delta: float) -> float:
     bounds = [bound for e in events for bound in _gaussian_bound(e)]
     simple = float(gaussian_epsilon(gaussian_mu(bounds), delta))
     gaussians = [e for e in events if isinstance(e, Gaussian)]
-    if len(gaussians) == len(events):
+    if len(gaussians) == len(events) or math.isinf(simple):
         return simple
     simple += _rounded_up(math.fsum(map(_pure_epsilon, events)))
-    sizes = [
-        *(1 / e.noise_multiplier for e in bounds),
-        *(_pure_epsilon(e) / e.count for e in events),
-    ]
-    if delta < _LEAST_DELTA or 1 / max(sizes) < _LEAST_MULTIPLIER:
+    if delta < _LEAST_DELTA or math.isinf(simple):
+        return simple
+    least = min(
+        *(e.noise_multiplier for e in bounds),
+        *(e.count / pure for e in events if (pure := _pure_epsilon(e))),
+        math.inf,
+    )
+    if least < _LEAST_MULTIPLIER:
         return simple
     pairs = [_pair(e) for e in events if not isinstance(e, Gaussian)]
     if gaussians:

@@ -71,8 +71,11 @@ class _Filter:
                     "budget is left."
                 )
             self.spent += share
-            self._parts += 1
-            return _FIRST + self._parts
+            return self._next()
+
+    def _next(self) -> int:
+        self._parts += 1
+        return _FIRST + self._parts
 
 
 class PrivacyFilter(_Filter):
@@ -169,9 +172,8 @@ class PrivacyFilter(_Filter):
                     f"The rest of this budget is for a release of {option.dimension} numbers. Found {dimension!r}."
                 )
             self._before_exchange, self.spent = self.spent, 1.0
-            self._parts += 1
-            part = self._parts
-        return option.noise_multiplier, Permit(self._slot, _FIRST + part, (option.release,))
+            part = self._next()
+        return option.noise_multiplier, Permit(self._slot, part, (option.release,))
 
 
 class PureFilter(_Filter):

@@ -48,7 +48,7 @@ def l2_noise(scale: float, dimension: int, words: Words) -> NDArray[np.int64]:
     entries = [_HalfNormal(draw) for _ in range(dimension)]
     signs = [1 if draw() & 1 else -1 for _ in range(dimension)]
     times, over = scale.as_integer_ratio()
-    bits = max(0, math.frexp(scale)[1]) + _SPARE
+    bits = max(0, math.frexp(scale)[1] + _SPARE)
     while True:
         low, high = (
             [

@@ -86,8 +86,8 @@ class Neighbours:
     def check(self, events: Iterable[Event]) -> None:
         """Refuse releases whose cost is not proved under this relation.
 
-        Noise that is added to a sum knows nothing of neighbours but the sum's sensitivity. Samples and batches are proved under substitution alone: the pairs of distributions that dominate are
-        others when a unit comes or goes.
+        Noise that is added to a sum knows nothing of neighbours but the sum's sensitivity. Samples and batches are
+        proved under substitution alone: the pairs of distributions that dominate are others when a unit comes or goes.
 
         Raises
         ------

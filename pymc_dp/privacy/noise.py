@@ -131,8 +131,7 @@ class InsecureSeededNoise:
         self, scale: float, size: int, at: tuple[int, ...] = ()
     ) -> NDArray[np.int64]:
         """See :meth:`NoiseSource.discrete_gaussian`."""
-        rng = np.random.default_rng([self.seed, *at])
-        return np.rint(scale * rng.standard_normal(size)).astype(np.int64)
+        return np.rint(scale * self._rng(*at).standard_normal(size)).astype(np.int64)
 
     def discrete_laplace(
         self, scale: float, size: int, at: tuple[int, ...] = ()
@@ -143,12 +142,14 @@ class InsecureSeededNoise:
 
     def l2(self, scale: float, size: int, at: tuple[int, ...] = ()) -> NDArray[np.int64]:
         """See :meth:`NoiseSource.l2`."""
-        rng = np.random.default_rng([self.seed, *at])
+        rng = self._rng(*at)
         direction = rng.standard_normal(size)
         length = scale * rng.gamma(size) / np.linalg.norm(direction)
         return np.rint(length * direction).astype(np.int64)
 
     def words(self, size: int, at: tuple[int, ...] = ()) -> NDArray[np.uint64]:
         """See :meth:`NoiseSource.words`."""
-        rng = np.random.default_rng([self.seed, *at, _SAMPLING])
-        return rng.integers(2**64, size=size, dtype=np.uint64)
+        return self._rng(*at, _SAMPLING).integers(2**64, size=size, dtype=np.uint64)
+
+    def _rng(self, *at: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *at])

@@ -1,6 +1,5 @@
 """The one primitive every mechanism on the curator's side is made of."""
 
-import math
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
@@ -392,12 +391,3 @@ def check_units(units: int) -> None:
         raise PrivacyConfigurationError(
             f"At most {MAX_UNITS} units of privacy can be summed exactly. There are more."
         )
-
-
-def acceptance_at_equal_density(sigma: float) -> float:
-    r"""Probability :math:`2\Phi(-\sigma/2)` that the penalty test accepts a ratio of one.
-
-    Ceperley and Dewing (1999), Eq. 20: what noise of standard deviation `sigma` leaves of the
-    acceptance rate of a proposal between equally likely points.
-    """
-    return math.erfc(sigma / (2 * math.sqrt(2)))

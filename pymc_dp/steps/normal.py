@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,17 @@ import numpy as np
 from pymc_dp.diagnostics import Diagnostics, Note
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.prior import LogPrior
+from pymc_dp.linalg import Vector
+from pymc_dp.records.design import PublicDesign, public_design
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
 from pymc_dp.steps.polynomial import PolynomialFamily
+from pymc_dp.surrogate.normal.design import expected_shifts, fit_design
 from pymc_dp.surrogate.normal.diagnosis import diagnose
 from pymc_dp.surrogate.normal.draws import draw, draw_normal
 from pymc_dp.surrogate.normal.fit import fit_normal
 from pymc_dp.surrogate.normal.law import Posterior
-from pymc_dp.surrogate.normal.read_part import read_part
+from pymc_dp.surrogate.normal.read_part import ReadPart, read_part
 from pymc_dp.surrogate.polynomial.switch import curvature
 
 MOST_CURVED = 3
@@ -28,6 +32,17 @@ _NARROWER = 1e2, 1e4
 asked in regions of so much smaller variance. Without, three rings of 16 were taken for normal, and two of them called usable."""
 _PATIENCE = 15
 """Queries of a search: towards a mode that is about normal it takes three to seven, along a bent valley a hundred."""
+
+_BEFORE, _BEFORE_OF_NOISE = 0.16, 16.0
+"""Share that is kept for what comes before the last sum, and that of d/(n μ²), the square of a release's error in posterior sds
+but for a factor: what a search takes (`benchmarks/surrogate_limit.py`)."""
+_BEFORE_UNKNOWN = 0.06
+"""The same where the number of units is private."""
+_BEFORE_OF_DESIGN = 0.08
+"""The same where covariates are public: three queries of .01, .02 and .04."""
+_MOST_BEFORE, _MOST_LAST = 0.25, 8
+"""Share, and dimension, from which on such a sum is no better than a Gaussian one of the rest: with .25 the ratio of their errors,
+of all of the budget's, is .84 in four dimensions at ε = 1, and .9 in eight."""
 
 _OBSERVED = Note(
     "model",
@@ -50,18 +65,53 @@ class NormalFamily:
         T.
     nuts_sampler : str
         Who draws from law times prior.
+    units_known : bool
+        Whether the units are in the model, and their number is public, so that a public design can be looked at.
     """
 
     asks: Mapping[str, Any] = {"derivatives": 1, "scores": True}
 
-    def __init__(self, compiled: CompiledModel, tempering: float, nuts_sampler: str):
+    def __init__(
+        self, compiled: CompiledModel, tempering: float, nuts_sampler: str, units_known: bool
+    ):
         self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler
+        self._units_known = units_known
         self.surrogate: Any = None
         self.finish: Callable[[], Drawn] | None = None
 
+    @cached_property
+    def _part(self) -> ReadPart | None:
+        return read_part(self._compiled)
+
+    def last_sum(self, mu: float, n_units: int | None) -> tuple[int, float] | None:
+        """See :class:`~pymc_dp.steps.family.Family`."""
+        d = self._compiled.d if self._part is None else len(self._part.read)
+        if self._units_known and self._compiled.roles.public_design:
+            return (d, _BEFORE_OF_DESIGN) if d <= _MOST_LAST else None
+        share = _BEFORE + (_BEFORE_OF_NOISE * d / (mu**2 * n_units) if n_units else _BEFORE_UNKNOWN)
+        return (d, share) if d <= _MOST_LAST and share <= _MOST_BEFORE else None
+
+    @cached_property
+    def _design(self) -> PublicDesign | None:
+        whole = public_design(self._compiled) if self._units_known else None
+        return whole if whole is None or self._part is None else whole.of_part(self._part.read)
+
+    @property
+    def _prior(self) -> tuple[LogPrior, Vector]:
+        """Of what the likelihood reads, and its initial point."""
+        if self._part is None:
+            return self._compiled.log_public, self._compiled.parameters.start
+        return self._part.prior, self._part.start[self._part.read]
+
     def compile(self) -> None:
         """See :class:`~pymc_dp.steps.family.Family`."""
-        self._part = read_part(self._compiled)
+        _ = self._part, self._design
+
+    def expected_shifts(self, noise: float) -> tuple[float, float] | None:
+        """At the initial point: see :func:`~pymc_dp.surrogate.normal.design.expected_shifts`; None without a public design."""
+        if self._design is None:
+            return None
+        return expected_shifts(self._design, *self._prior, noise, self._tempering)
 
     def draw(self, measure: Measurements, draws: int, chains: int) -> Drawn:
         """See :class:`~pymc_dp.steps.family.Family`."""
@@ -75,22 +125,17 @@ class NormalFamily:
         watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
     ) -> Drawn:
         """Draws of the law that all of the budget buys, while `watch` looks on; it may raise."""
-        compiled, part = self._compiled, self._part
-        if part is None:
-            parameters = compiled.parameters
-            prior: LogPrior = compiled.log_public
-            start = parameters.start
-            labels, largest = parameters.labels, parameters.largest
-        else:
-            measure, prior, start = part.measurements(measure), part.prior, part.start[part.read]
-            labels, largest = part.labels, part.largest
-        found = fit_normal(
-            measure, prior, start, tempering=self._tempering, watch=watch, on_progress=say
-        )
+        compiled, part, design = self._compiled, self._part, self._design
+        named: Any = compiled.parameters if part is None else part
+        prior, start = self._prior
+        if part is not None:
+            measure = part.measurements(measure)
+        fit = fit_normal if design is None else partial(fit_design, design=design)
+        found = fit(measure, prior, start, tempering=self._tempering, watch=watch, on_progress=say)
         self.surrogate = surrogate = found if part is None else part.whole(found)
 
         def judged(*more: Note) -> Diagnostics:
-            said = diagnose(found, labels, largest)
+            said = diagnose(found, named.labels, named.largest)
             observed = (_OBSERVED,) if compiled.simulated is None else ()
             return replace(said, notes=(*said.notes, *observed, *more))
 

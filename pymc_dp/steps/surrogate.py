@@ -14,7 +14,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -31,9 +30,10 @@ from pymc_dp.exceptions import (
 from pymc_dp.interrupts import deferred
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.clipping import MAX_DIMENSION
-from pymc_dp.privacy.events import Event, Gaussian, Pure
+from pymc_dp.privacy.events import Event, Gaussian, L2Option, Pure
 from pymc_dp.privacy.filter import LEAST_SHARE, part_of
 from pymc_dp.privacy.guarantee import at_most
+from pymc_dp.privacy.l2_calibration import calibrate_with_l2
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import doing
 from pymc_dp.records.measurements import PaidMeasurements, PureMeasurements, measurements_paid_by
@@ -51,6 +51,14 @@ _log = logging.getLogger("pymc.dp")
 
 _ROUNDING = 1e-6
 """Of shares that are added up to the whole budget."""
+
+_OUTLOOK = (
+    "outcomes alone are private, so that noise will move the posterior by about {:.2g} of its standard deviations (at the "
+    "model's initial point; with private covariates {:.2g} or more)"
+)
+
+_FEW = 5
+"""Parameters up to which a pure run is never refused: there a larger ε is all that there is to say, and the run says so itself."""
 
 FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
 
@@ -98,7 +106,8 @@ class DPSurrogate(PrivateStep):
     Notes
     -----
     **Releases**, all before the first chain, one Gaussian event together: normal, those of
-    :func:`~pymc_dp.surrogate.normal.fit.fit_normal`; hierarchical, of
+    :func:`~pymc_dp.surrogate.normal.fit.fit_normal`, or, if outcomes alone are private,
+    :func:`~pymc_dp.surrogate.normal.design.fit_design`; hierarchical, of
     :func:`~pymc_dp.surrogate.hierarchical.fit.fit_hierarchical`; polynomial, of
     :func:`~pymc_dp.surrogate.polynomial.fit.fit_polynomial` and
     :func:`~pymc_dp.surrogate.polynomial.evaluation.check`; auto, up to three parameters,
@@ -136,8 +145,11 @@ class DPSurrogate(PrivateStep):
         self._nuts_sampler = sampler_at_hand(nuts_sampler)
         super().__init__(vars, run, instead={}, shards=shards)
         self._family = self._family_of(family)
-        settings: dict[str, float | str] = {"tempering": self._tempering, "family": family}
-        self.pays(once=(self._whole,), settings=settings)
+        self._whole, self._option, last_query = self._priced()
+        settings: dict[str, float | str] = {
+            "tempering": self._tempering, "family": family, "last_query": last_query,
+        }  # fmt: skip
+        self.pays(once=self._events, settings=settings)
         self.diagnostics: Diagnostics | None = None
         self._draws: Any = None
         self._built_in = os.getpid()
@@ -149,23 +161,48 @@ class DPSurrogate(PrivateStep):
             refusal = UnsupportedModelError if self.run.delta == 0 else NoSurrogateError
             raise refusal(f"DPSurrogate cannot be used: {error}") from None
 
-    @cached_property
-    def _whole(self) -> Gaussian | Pure:
-        """The one release that all others are parts of."""
-        if self.run.delta == 0 and self.run.epsilon is not None:
-            return Pure(self.run.epsilon)
+    @property
+    def _events(self) -> tuple[Event, ...]:
+        if isinstance(self._whole, Gaussian) and self._option is not None:
+            return self._option.events(self._whole.noise_multiplier)
+        return (self._whole,)
+
+    def _priced(self) -> tuple[Gaussian | Pure, L2Option | None, str]:
+        """The one release that all others are parts of, what the rest of it may be exchanged for, and this in words.
+
+        An exchange costs other runs of an account more than the Gaussian rest would: two such runs of ε = 1 on five
+        parameters cost 1.88 together, and two Gaussian ones 1.46. And an account of Gaussian releases alone can be given
+        back what a lost search has not spent. So it is for a run without a ledger.
+        """
+        run = self.run
+        if run.delta == 0 and run.epsilon is not None:
+            return Pure(run.epsilon), None, "ℓ2 mechanism, as all others"
         # A hair more noise than one release of the budget needs, for the rounding of its division.
-        return Gaussian(self.run.multiplier_of_one() * (1 + 2.0**-40))
+        z, hair = run.multiplier_of_one(), 1 + 2.0**-40
+        n_units = self.roles.n_units if run.neighbours.public_size else None
+        wanted = self._family.last_sum(1 / z, n_units) if z > 0 else None
+        if wanted is None or run.epsilon is None:
+            return Gaussian(z * hair), None, "Gaussian, which is as good here"
+        if run.budget.ledger is not None:
+            words = "Gaussian, as other runs of the account would pay for another"
+            return Gaussian(z * hair), None, words
+        dimension, share = wanted
+        z, of_l2 = calibrate_with_l2(
+            epsilon=run.epsilon, delta=run.delta, dimension=dimension, share=share
+        )
+        words = f"ℓ2 mechanism, if the search takes less than {share:.2g} of the budget"
+        return Gaussian(z * hair), L2Option(of_l2, dimension, share), words
 
     def _family_of(self, name: FamilyName) -> Family:
         """What `family` means for this model: decided by the graph alone."""
         compiled, d = self.compiled, self.compiled.d
+        settings = compiled, self._tempering, self._nuts_sampler
+        units_known = self._shards is None and self.run.neighbours.public_size
         if self.run.delta == 0:
             self._check_pure(name)
-            return NormalFamily(compiled, self._tempering, self._nuts_sampler)
+            return NormalFamily(*settings, units_known)
         if name == "polynomial":
             return PolynomialFamily(compiled, self._tempering)
-        settings = compiled, self._tempering, self._nuts_sampler
         if name == "hierarchical" or (name == "auto" and has_groups(compiled)):
             if not has_groups(compiled):
                 raise UnsupportedModelError(
@@ -181,8 +218,8 @@ class DPSurrogate(PrivateStep):
                 "but needs very many records for each."
             )
         if name == "auto" and d <= MOST_CURVED:
-            return AutomaticFamily(*settings)
-        return NormalFamily(*settings)
+            return AutomaticFamily(*settings, units_known)
+        return NormalFamily(*settings, units_known)
 
     def _check_pure(self, name: FamilyName) -> None:
         """Refuse what there is no way to at δ = 0, or what noise would drown: a function of public numbers."""
@@ -194,7 +231,7 @@ class DPSurrogate(PrivateStep):
                 "with their number. Give `delta`, well below one in the number of units"
                 + ("." if has_groups(self.compiled) else ", or leave `family` out.")
             )
-        if not relation.public_size:
+        if d <= _FEW or not relation.public_size:
             return
         epsilon = self._whole.epsilon if isinstance(self._whole, Pure) else math.inf
         least = least_pure_epsilon(d, n, relation.terms)
@@ -260,7 +297,9 @@ class DPSurrogate(PrivateStep):
     def _charged(self) -> PaidMeasurements | PureMeasurements:
         try:
             self.run.reserve()
-            return measurements_paid_by(self.run.charge_first(), self._whole, self._curator)
+            return measurements_paid_by(
+                self.run.charge_first(), self._whole, self._curator, self._option
+            )
         except KeyboardInterrupt:
             with suppress(LedgerError):  # it had not been reserved yet
                 self._give_back((part_of(self._whole, LEAST_SHARE),), "An interrupt")
@@ -275,6 +314,22 @@ class DPSurrogate(PrivateStep):
             "released until then, and nothing is returned. Build a new step to begin again.",
             why, at_most(cost), self.guarantee.epsilon,
         )  # fmt: skip
+
+    def outlook(self) -> str:
+        """See :class:`~pymc_dp.steps.base.PrivateStep`."""
+        family = self._family
+        d, whole, option = self.compiled.d, self._whole, self._option
+        if option is not None:
+            z = option.noise_multiplier * math.sqrt(option.dimension + 1)
+        else:
+            z = (
+                math.sqrt(d + 1) / whole.epsilon
+                if isinstance(whole, Pure)
+                else whole.noise_multiplier
+            )
+        noise = self.run.neighbours.noise_sd(1.0, z)
+        shifts = family.expected_shifts(noise) if isinstance(family, NormalFamily) else None
+        return "" if shifts is None else _OUTLOOK.format(*shifts)
 
     def prepare(self) -> None:
         """Release what all chains share."""

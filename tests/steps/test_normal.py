@@ -22,7 +22,8 @@ from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import Gradient, Information, NormExceeds, Score
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.surrogate.normal.fit import fit_normal
@@ -190,7 +191,7 @@ def test_a_surrogate_is_a_function_of_releases_alone(monkeypatch, canned_totals)
         return 1000.0 * np.exp(-(((np.arange(180) - 106) / 4.0) ** 2))
 
     canned_totals(released)
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counted)
+    monkeypatch.setattr("pymc_dp.records.curator.noisy_counts", counted)
     surrogates = []
     for seed in (0, 1):
         y = np.random.default_rng(seed).gamma(2.0, 1.0 + 5 * seed, size=3000)

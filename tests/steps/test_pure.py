@@ -30,7 +30,8 @@ from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import l2_noisy_total
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator, PureMeasurements, measurements_paid_by
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PureMeasurements, measurements_paid_by
 from pymc_dp.records.queries import Information, Score
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.wording import how_to_check, in_plain_words

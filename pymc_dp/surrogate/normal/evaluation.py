@@ -22,7 +22,7 @@ _BEYOND = 6.0
 With 3 errors are 1.1 times as large, with 12 too."""
 _BEYOND_INFORMATION = 1.0
 """The same of information, where all that is clipped points in one direction."""
-_OF_CLIPPED = 0.3
+_OF_CLIPPED = 0.5
 """Part of what the bound clips that may be biased: centring takes off the rest as far as the model is right."""
 _OF_SCORES = 0.6
 """Of a share for sizes, the part for those of scores; the rest is for those of information."""
@@ -125,6 +125,7 @@ class Evaluator:
         parts: Parts,
         before: Evaluation | None = None,
         least: float = 0.0,
+        by_last_sum: bool = False,
     ) -> Evaluation:
         """Ask for everything at a place.
 
@@ -138,14 +139,19 @@ class Evaluator:
             Of a place so near that sizes are about the same: its histograms are counted in.
         least : float
             A bound that scores need at least.
+        by_last_sum : bool
+            Ask for scores at the end, for all that the share leaves.
         """
         d, T, measure = len(theta), self._tempering, self.measure
         of_sizes = share * parts.sizes
         for_scores, for_information = share * parts.scores, share * parts.information
 
-        sizes = self._counted(Gradient(theta, V, T), _OF_SCORES * of_sizes, before and before.sizes)
+        sizes = self._counted(
+            Gradient(theta, V, T), _OF_SCORES * of_sizes, before.sizes if before else None
+        )
         if sizes:
-            number = self._number(_BEYOND, d, measure.multiplier(for_scores, d))
+            z = measure.last_multiplier(d) if by_last_sum else measure.multiplier(for_scores, d)
+            number = self._number(_BEYOND, d, z)
             b, excess = size_exceeded_by(number, *pooled(sizes))
             b = max(b, least)
         else:
@@ -155,14 +161,11 @@ class Evaluator:
                 * (3 * _USUAL_CLIPPED**2 / (usual * measure.noise_sd(1.0, for_scores, d)) ** 2)
                 ** 0.125
             )
-        score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
-        clipped = (
-            _OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
-        )
-
+        if not by_last_sum:
+            score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
         of = Information(theta, V, b, T, parts.kept)
         sizes_of_information = self._counted(
-            of, (1 - _OF_SCORES) * of_sizes, before and before.sizes_of_information
+            of, (1 - _OF_SCORES) * of_sizes, before.sizes_of_information if before else None
         )
         D = of.dimension
         if sizes:
@@ -180,6 +183,11 @@ class Evaluator:
             kept = as_matrix(rest, d)
         elif parts.kept == "diagonal":
             kept = np.diag(rest)
+        if by_last_sum:
+            score, noise = measure.last_sum(Score(theta, V, b, T), b)
+        clipped = (
+            _OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
+        )
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, clipped), information, kept, information_sd, largest, sizes,
             sizes_of_information, not sizes and float(np.trace(information)) > self.n_units * C / 2,

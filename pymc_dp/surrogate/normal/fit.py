@@ -40,6 +40,15 @@ _ENDING = 0.15, 0.3
 """Parts of what is left that the queries before the last one get. All gradients are pooled, so that costs next to nothing, and
 the last has coordinates in which few records that alone tell of a parameter are not long. Without them, 0.1 % of 20,000 records at ε = 3 make errors 2.4 times as large, and two runs of five are lost
 (`benchmarks/surrogate_limit.py`, "rare category")."""
+_BEFORE_LAST_SUM = 0.03
+"""Share that must be left before the last sum, or it is not worth what its coordinates then lack."""
+_PREPARING = 0.5
+"""Part of it for a whole query, whose coordinates and bound the last one has; the rest is for the last one's sizes and information."""
+_ALIKE = 2.0
+"""By how much information may differ from 1 in coordinates that are called white. Where few records alone tell of a parameter, what
+is seen of it at first is the prior's, and it takes the three long queries to find it: without this, errors are three times as large."""
+_PREPARED = Parts(sizes=0.5, scores=0.2, information=0.3, room=0.05)
+_LAST_SUM = Parts(sizes=0.6, scores=0.0, information=0.4, room=0.05)
 _RADIUS = 4.0
 """Nats by which a step may change a record's log-likelihood at first. Doubled where the gradient was as predicted, halved
 where it was not."""
@@ -140,12 +149,21 @@ class _Run:
         """Whether the rest is for the last queries."""
         return self.arrived or self.measure.spent > min(self.shares.search, 1 - 2 * self.share)
 
-    def ask(self, share: float, parts: Parts, last: bool = False) -> Posterior:
+    @property
+    def settled(self) -> bool:
+        """Whether the last query has found its coordinates to be about white by what the data say, in every direction."""
+        last = self.estimates[-1]
+        values = np.linalg.eigvalsh(symmetric(last.at.V.T @ last.J @ last.at.V))
+        return bool(values[0] > 1 / _ALIKE and values[-1] < _ALIKE)
+
+    def ask(
+        self, share: float, parts: Parts, last: bool = False, by_last_sum: bool = False
+    ) -> Posterior:
         """One query, and the posterior given all of them; sets :attr:`theta` to where it leads."""
         theta, d, prior = self.theta, len(self.theta), self.log_public
         V = whitening(self.P)
         least = self.estimates[-1].bound_in(V) if self.estimates else 0.0
-        at = self.evaluator.at(theta, V, share, parts, self._near, least)
+        at = self.evaluator.at(theta, V, share, parts, self._near, least, by_last_sum)
         self.estimates.append(estimate(at, self.estimates, prior, self.n, last))
         now, slope = self.estimates[-1], prior.gradient(theta)
         self.P = now.P
@@ -205,14 +223,8 @@ class _Run:
         last = self.estimates[-1].at
         return NormalSurrogate(
             posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=last.largest, surprise=self.surprise,
-            off=self.off, improbable=self._improbable(r.mean), rounds=len(self.estimates) - 1, arrived=self.arrived,
+            off=self.off, improbable=improbable(self.log_public, self.start, r.mean), rounds=len(self.estimates) - 1, arrived=self.arrived,
         )  # fmt: skip
-
-    def _improbable(self, theta: Vector) -> Vector:
-        """What the prior would gain if a parameter were back at the start."""
-        here = self.log_public(theta)
-        back = np.where(np.eye(len(theta), dtype=bool), self.start, theta)
-        return np.array([self.log_public(moved) - here for moved in back])
 
 
 def fit_normal(
@@ -262,6 +274,11 @@ def fit_normal(
             on_progress(f"query {rounds} on the way to the mode")
             watch(rounds, r if run.arrived else None)
         on_progress("the last queries, with all that is left")
+        if run.arrived and measure.before_last_sum > _BEFORE_LAST_SUM:
+            run.ask(_PREPARING * measure.before_last_sum, _PREPARED)
+            if run.settled:
+                share = measure.before_last_sum
+                return run.surrogate(run.ask(share, _LAST_SUM, last=True, by_last_sum=True))
         for part in run.shares.ending:
             run.ask(part * (1 - measure.spent), run.shares.last)
         r = run.ask(1 - measure.spent, run.shares.last, last=True)
@@ -280,6 +297,13 @@ def nothing(log_public: LogPrior, start: Vector) -> NormalSurrogate:
         posterior=r, V=np.eye(d), gradient_clip=math.nan, hessian_clip=math.nan, surprise=math.nan, off=np.zeros(d),
         improbable=np.zeros(d), rounds=0, arrived=False,
     )  # fmt: skip
+
+
+def improbable(log_public: LogPrior, start: Vector, theta: Vector) -> Vector:
+    """What the prior would gain if a parameter were back at the start, shape (d,)."""
+    here = log_public(theta)
+    back = np.where(np.eye(len(theta), dtype=bool), start, theta)
+    return np.array([log_public(moved) - here for moved in back])
 
 
 def prior_scales(log_public: LogPrior, start: Vector) -> Vector:

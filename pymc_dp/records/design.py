@@ -1,0 +1,108 @@
+"""What a model whose covariates are public says of its units before any outcome is read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.simulated import SECRET_WORDS, SimulatedScores
+from pymc_dp.linalg import Vector
+
+
+@dataclass(frozen=True)
+class PublicDesign:
+    r"""Scores at outcomes that the model has for its units, whose covariates are public. Nothing in it is private.
+
+    **Why it may be had for nothing.** It is made of records without outcomes: in the place of each there is a 0 before
+    anything is computed, so that no value here can be a function of one. Everything else of a record was declared
+    public, by name. Outcomes are drawn with words that anybody may know: that they are the same in every run lets it be
+    repeated, and there is nothing that secret ones would protect.
+
+    Parameters
+    ----------
+    simulated : SimulatedScores
+        Of records without outcomes.
+    n_units : int
+        How many there are; public, as their covariates are.
+    start : ndarray
+        θ where PyMC starts.
+    read : ndarray of int64
+        Which entries of θ are asked about; the others do not matter.
+    """
+
+    simulated: SimulatedScores
+    n_units: int
+    start: Vector
+    read: NDArray[np.int64]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all values of an outcome are taken, each with its probability, and none is drawn."""
+        return self.simulated.is_exact
+
+    def of_part(self, read: NDArray[np.int64]) -> "PublicDesign":
+        """The same about some entries of θ."""
+        return replace(self, read=read)
+
+    def scores(
+        self, theta: Vector, places: Sequence[Vector], stream: int, draws: int
+    ) -> Iterator[tuple[Vector, list[Vector]]]:
+        r"""Chunks of scores :math:`\nabla\ell_i` at some places, of outcomes that the model has at θ.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (d,)
+        places : sequence of ndarray, shape (d,)
+        stream : int
+            Outcomes of different streams are independent.
+        draws : int
+            How many outcomes of each unit are drawn, if they are.
+
+        Yields
+        ------
+        weights : ndarray, shape (outcomes, units)
+            Probabilities.
+        scores : list of ndarray, shape (outcomes, units, d)
+            One that is not finite is 0.
+        """
+        words = np.array([stream, *[0] * (SECRET_WORDS - 1)], np.uint64)
+        whole = [self._whole(place) for place in places]
+        for weights, scores in self.simulated.elsewhere(self._whole(theta), whole, words, draws):
+            weights = np.where(np.isfinite(weights), weights, 0.0)
+            yield weights, [_finite(z[:, :, self.read]) for z in scores]
+
+    def _whole(self, part: Vector) -> Vector:
+        theta = self.start.copy()
+        theta[self.read] = part
+        return theta
+
+
+def _finite(z: Vector) -> Vector:
+    return np.where(np.isfinite(z).all(axis=2, keepdims=True), z, 0.0)
+
+
+def public_design(
+    compiled: CompiledModel, data: Sequence[NDArray[Any]] | None = None
+) -> PublicDesign | None:
+    """What is public of a model's records, if all but outcomes is; None if not, or if outcomes cannot be drawn.
+
+    Decided by what was declared, and by the model's graph.
+
+    Parameters
+    ----------
+    compiled : CompiledModel
+    data : sequence of ndarray, optional
+        Other records, one array per ``roles.record_data``. Default: the model's.
+    """
+    leaves = compiled.roles.record_data
+    simulated = compiled.simulated if compiled.roles.public_design else None
+    if simulated is None:
+        return None
+    rows = [leaf.values for leaf in leaves] if data is None else data
+    rows = [np.zeros_like(x) if leaf.outcome else x for x, leaf in zip(rows, leaves, strict=True)]
+    without, start = compiled.likelihood.of_data(rows), compiled.parameters.start
+    simulated = simulated.of(without, compiled.gradients.of(without))
+    return PublicDesign(simulated, without.n_units, start, np.arange(len(start)))

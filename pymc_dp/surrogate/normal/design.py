@@ -1,0 +1,220 @@
+r"""A normal surrogate where covariates are public: the score's sum is all that is asked.
+
+A unit's term is :math:`\psi_i = \operatorname{clip}_b(z_i - c_i)`, with :math:`z_i = V^\top \nabla\ell_i(\theta_t)`. The place
+:math:`\theta_t`, V, b and the centres :math:`c_i` are public, and so is what the model expects of the sum wherever its parameters
+are: the mean, how that moves with them, and the covariance. So an answer is compared with its own mean, and not with
+that of a straight line: nothing is biased by clipping, b is as short as noise wants it, and a place may be far off.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.likelihood.prior import LogPrior
+from pymc_dp.linalg import Vector, positive
+from pymc_dp.records.design import PublicDesign
+from pymc_dp.records.measurements import Measurements
+from pymc_dp.records.queries import Deviation
+from pymc_dp.surrogate.normal.deviations import CHOSEN, NOUGHT, Asker, Question
+from pymc_dp.surrogate.normal.fit import improbable, nothing
+from pymc_dp.surrogate.normal.law import Posterior, posterior_of
+from pymc_dp.surrogate.normal.model import NormalSurrogate
+
+_FIRST, _MOST = 0.01, 0.3
+"""Share of the first query, and of all of the search. Each costs twice as much as the one before."""
+_NEAR = 0.2
+"""Sds of a unit's score by which it is uncertain where the mode is, root mean square: then the last query is asked there."""
+_ON_THE_WAY, _LAST = (8, 0.5), (16, 0.3)
+"""Outcomes that are drawn of a unit, to know the mean of what was answered; and the length of a step that no other follows, in
+sds of the law, of which such means are off by √½ over the root of that number at most."""
+_STEPS, _LONGEST = 50, 1.0
+"""To the mode, at most, and the longest, in sds of a unit's score, root mean square."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The sum of a question's terms, with noise of this standard deviation in each entry."""
+
+    question: Question
+    total: Vector
+    noise: float
+
+
+class _Run(Asker):
+    """What is known so far.
+
+    Parameters
+    ----------
+    measure : Measurements
+    start : ndarray, shape (d,)
+    asker
+        As :class:`Asker` takes it.
+    """
+
+    def __init__(self, measure: Measurements, start: Vector, *asker: Any):
+        super().__init__(*asker)
+        self.measure, self.theta = measure, start
+        self.answers: list[_Answer] = []
+        self.arrived = False
+
+    def ask(self, share: float) -> None:
+        """One query, at :attr:`theta`."""
+        at = self.question(self.theta, self.measure.noise_sd(1.0, share, len(self.theta)))
+        deviations = Deviation(at.theta, at.V, at.centres)
+        self.answers.append(_Answer(at, *self.measure.sum(deviations, at.bound, share)))
+
+    def ask_last(self) -> None:
+        """One query for all that is left."""
+        measure, d = self.measure, len(self.theta)
+        if measure.before_last_sum <= 0:
+            return self.ask(1 - measure.spent)
+        sensitivity = measure.noise_sd(1.0, 1.0, d) / measure.multiplier(1.0, d)
+        at = self.question(self.theta, measure.last_multiplier(d) * sensitivity)
+        deviations = Deviation(at.theta, at.V, at.centres)
+        self.answers.append(_Answer(at, *measure.last_sum(deviations, at.bound)))
+
+    def known(self, draws: int, short: float) -> Posterior:
+        """What all answers and the prior say, about its mode, which :attr:`theta` is set to. No records are read.
+
+        Parameters
+        ----------
+        draws : int
+            Outcomes of a unit.
+        short : float
+            Length of a step that no other follows, in sds.
+        """
+        questions = [answer.question for answer in self.answers]
+        totals = np.concatenate([answer.total for answer in self.answers])
+        noise = np.repeat([answer.noise for answer in self.answers], len(self.theta))
+        longest, before = _LONGEST, np.zeros(len(self.theta))
+        for _ in range(_STEPS):
+            found = self.expected(self.theta, questions, draws)
+            law = found.law(self.theta, totals, noise, self.tempering)
+            r = posterior_of(law, self.log_public, self.theta)
+            step = r.mean - self.theta
+            self.arrived = float(step @ r.precision @ step) < short**2 * len(step)
+            if self.arrived:
+                break
+            if float(step @ found.J @ before) < 0:  # beyond it
+                longest /= 2
+            scores = math.sqrt(max(float(step @ found.J @ step), 0.0) / self.design.n_units)
+            before = step * min(1.0, longest / max(scores, 1e-300))
+            self.theta = self.theta + before
+        self.theta = r.mean
+        return r
+
+    def is_near(self, r: Posterior) -> bool:
+        """Whether units' scores are about what they would be at the mode."""
+        spread = float(np.trace(r.law.J @ r.covariance)) / self.tempering
+        return spread < _NEAR**2 * self.design.n_units
+
+    def compared(self, before: Posterior) -> tuple[float, Vector]:
+        """How far the last answer is from what those before had predicted, in sds; and in every parameter's."""
+        last, d = self.answers[-1], len(self.theta)
+        at = last.question
+        expected = self.expected(at.theta, [at], _LAST[0])
+        off, M = last.total - expected.mean, expected.M
+        spread = expected.Q + last.noise**2 * np.eye(d) + M @ before.covariance @ M.T
+        surprise = math.sqrt(max(float(off @ np.linalg.solve(spread, off)), 0.0) / d)
+        step = at.V @ np.linalg.pinv(M @ at.V, rcond=NOUGHT) @ off
+        return surprise, step / np.sqrt(np.diag(np.linalg.inv(before.exact)))
+
+
+def fit_design(
+    measure: Measurements,
+    log_public: LogPrior,
+    start: Vector,
+    *,
+    design: PublicDesign,
+    tempering: float = 1.0,
+    watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> NormalSurrogate:
+    """Find out what a budget allows to be known of a posterior, if covariates are public.
+
+    Parameters
+    ----------
+    measure : Measurements
+        Asked for everything that is known of outcomes, and spent afterwards.
+    log_public, start, tempering, on_progress
+        As in :func:`~pymc_dp.surrogate.normal.fit.fit_normal`.
+    design : PublicDesign
+        What is known of everything else.
+    watch : callable, optional
+        Told after the search how many queries there were and what they say. It may raise, and the rest is not spent here.
+
+    Returns
+    -------
+    NormalSurrogate
+
+    Notes
+    -----
+    **Releases**: sums of :class:`~pymc_dp.records.queries.Deviation`, each of a function of one unit's outcome, of its
+    public covariates and of earlier releases; see :class:`~pymc_dp.records.measurements.Measurements` for their
+    sensitivity. **Guarantee**: together one Gaussian release of the budget's multiplier.
+    """
+    run, share = _Run(measure, start, design, log_public, tempering), _FIRST
+    try:
+        while True:
+            run.ask(share)
+            rounds = len(run.answers)
+            on_progress(f"query {rounds} on the way to the mode")
+            before, share = run.known(*_ON_THE_WAY), 2 * share
+            if run.is_near(before) or measure.spent + share > _MOST:
+                break
+        watch(rounds, before)
+        on_progress("the last query, with all that is left")
+        run.ask_last()
+        r = run.known(*_LAST)
+        surprise, off = run.compared(before)
+    except (np.linalg.LinAlgError, OverflowError):  # of released numbers
+        return nothing(log_public, start)
+    last = run.answers[-1].question
+    return NormalSurrogate(
+        posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=math.nan, surprise=surprise, off=off,
+        improbable=improbable(log_public, start, r.mean), rounds=rounds, arrived=run.arrived,
+    )  # fmt: skip
+
+
+def expected_shifts(
+    design: PublicDesign, log_public: LogPrior, theta: Vector, noise: float, tempering: float
+) -> tuple[float, float]:
+    r"""How far noise will move a posterior, in its sds per parameter, if its mode is at θ. Reads no outcomes.
+
+    Parameters
+    ----------
+    design, log_public, tempering
+        As in :func:`fit_design`.
+    theta : ndarray, shape (d,)
+    noise : float
+        Standard deviation of the whole budget's noise, at a bound of 1.
+
+    Returns
+    -------
+    shift : float
+        After one query at the mode.
+    if_private : float
+        If covariates were private, and the best bound for plainly clipped scores and the curvature known.
+    """
+    asker, d = Asker(design, log_public, tempering), len(theta)
+    at = asker.question(theta, noise)
+    found = asker.expected(theta, [at], _LAST[0])
+    law = found.law(theta, found.mean, np.full(d, noise * at.bound), tempering)
+    of_prior = -log_public.hessian(theta)
+    P = positive(law.J + of_prior, 1e-12)
+    known = [
+        (w, np.linalg.norm(tempering * z @ at.V, axis=2))
+        for w, (z,) in design.scores(theta, [theta], 0, CHOSEN)
+    ]
+    longest = max(float(np.max(sizes)) for _, sizes in known)
+    # As for any clipped sum: noise, and what all that is clipped may add up to, in squares.
+    costs = [
+        noise**2 * b**2
+        + sum(float((w * np.maximum(sizes - b, 0.0)).sum()) for w, sizes in known) ** 2 / d
+        for b in longest * 2.0 ** -np.linspace(0, 8, 50)
+    ]
+    posterior = Posterior(law, theta, P, P, of_prior)
+    return posterior.privacy_shift, math.sqrt(min(costs))
