@@ -97,7 +97,7 @@ _PURE = _Shares(
 def least_pure_epsilon(d: int, n_units: int, terms: int) -> float:
     """ε that a search at δ = 0 takes: from there on noise in the information, at last, is less than all that there is of it.
 
-    A function of public numbers. Of 20,000 units it is .14 for 5 parameters, .73 for 10 and 3.8 for 20.
+    A function of public numbers. Of 20,000 units it is .14 for 5 parameters, .70 for 10 and 3.7 for 20.
 
     Parameters
     ----------
