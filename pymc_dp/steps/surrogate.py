@@ -45,6 +45,7 @@ from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
 from pymc_dp.steps.polynomial import PolynomialFamily
 from pymc_dp.steps.run import remember
 from pymc_dp.surrogate.normal.draws import sampler_at_hand
+from pymc_dp.surrogate.normal.fit import least_pure_epsilon
 
 _log = logging.getLogger("pymc.dp")
 
@@ -56,9 +57,8 @@ _OUTLOOK = (
     "model's initial point; with private covariates {:.2g} or more)"
 )
 
-_PURE_NOISE, _DROWNED, _FEW = 20.0, 5.0, 5
-"""Of a pure run, (n ε² / (d (d + 1)))^½ times the posterior sds by which noise moves it: of terms of three times the usual length
-√(d/n), for a third of ε. So many sds are no use; of so few parameters a larger ε is all there is to say, and the run says so itself."""
+_FEW = 5
+"""Parameters up to which a pure run is never refused: there a larger ε is all that there is to say, and the run says so itself."""
 
 FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
 
@@ -223,7 +223,7 @@ class DPSurrogate(PrivateStep):
 
     def _check_pure(self, name: FamilyName) -> None:
         """Refuse what there is no way to at δ = 0, or what noise would drown: a function of public numbers."""
-        d = self.compiled.d
+        d, n, relation = self.compiled.d, self.roles.n_units, self.run.neighbours
         if name in ("hierarchical", "polynomial") or has_groups(self.compiled):
             what = "groups" if has_groups(self.compiled) else f'`family="{name}"`'
             raise UnsupportedModelError(
@@ -231,15 +231,15 @@ class DPSurrogate(PrivateStep):
                 "with their number. Give `delta`, well below one in the number of units"
                 + ("." if has_groups(self.compiled) else ", or leave `family` out.")
             )
-        run, n = self.run, self.roles.n_units
-        if not run.neighbours.public_size or run.epsilon is None:
+        if d <= _FEW or not relation.public_size:
             return
-        shift = _PURE_NOISE * math.sqrt(d * (d + 1) / n) / run.epsilon
-        if d > _FEW and shift > _DROWNED:
+        epsilon = self._whole.epsilon if isinstance(self._whole, Pure) else math.inf
+        least = least_pure_epsilon(d, n, relation.terms)
+        if epsilon < least:
             raise UnsupportedModelError(
-                f"At δ = 0 the noise would move a posterior of {d} parameters by about {shift:.0f} of its standard deviations, with "
-                f"{n} units and ε = {run.epsilon:g}: nothing would be learnt. Give `delta`, well below one in the number of units, "
-                "or a larger `epsilon`, or fewer parameters."
+                f"At δ = 0 noise grows with the number of parameters. With {d} of them and {n:,} units, ε = {epsilon:g} would leave "
+                f"next to nothing known of how sure they are: it takes ε = {at_most(least)}, or {math.ceil(n * least / epsilon):,} "
+                "units, or fewer parameters. Or give `delta`, well below one in the number of units: Gaussian noise does not grow."
             )
 
     @property

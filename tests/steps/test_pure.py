@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import re
 from contextlib import redirect_stdout
 from fractions import Fraction
 from itertools import product
@@ -285,6 +286,16 @@ def test_models_that_noise_would_drown_are_refused(model, settings, says):
     assert account.events() == ()
 
 
+def test_what_a_refusal_says_would_do_does():
+    model = dp.compile(logistic(2000, 8), **FAST)
+    with pytest.raises(dp.UnsupportedModelError, match="it takes ε = ") as refused:
+        dp.DPSurrogate(draws=1, chains=1, epsilon=1.0, delta=0, model=model)
+    enough = float(re.search("takes ε = ([0-9.]+),", str(refused.value)).group(1))
+    assert 1 < enough < 10
+    dp.DPSurrogate(draws=1, chains=1, epsilon=enough, delta=0, model=model)
+    dp.DPSurrogate(draws=1, chains=1, epsilon=1.0, delta=1e-5, model=model)
+
+
 def test_a_run_that_is_not_pure_does_not_fit_an_account_that_is():
     account = dp.PrivacyLedger(epsilon=5.0, delta=0)
     step = surrogate(logistic(), delta=1e-5, ledger=account)
@@ -450,8 +461,9 @@ def test_a_history_of_choices_has_no_more_than_epsilon():
 
 def test_the_noise_of_a_lost_search_is_no_secret(caplog):
     """With hardly any budget the run returns, says that it is of no use, and the account is right."""
-    ledger = dp.PrivacyLedger(epsilon=1.0, delta=0)
-    step = surrogate(logistic(200), epsilon=0.01, ledger=ledger)
+    relation = ADD_OR_REMOVE.name  # so that it is not known that the records are too few
+    ledger = dp.PrivacyLedger(epsilon=1.0, delta=0, neighbours=relation)
+    step = surrogate(logistic(200), epsilon=0.01, ledger=ledger, neighbours=relation)
     with caplog.at_level(logging.WARNING, "pymc.dp"):
         step.release()
     assert step.guarantee.diagnostics["usable"] == 0

@@ -42,7 +42,7 @@ _USUAL_CLIPPED = 3.0
 """Where sizes are not asked for: of a bound of c√(d/n), which is c root mean squares of scores in whitened coordinates, the error
 is about so many posterior sds over c³, as of an estimate that uses its data less well. The bound makes that and noise, which is as c,
 least in squares: then it is the noise over √3."""
-_USUAL_INFORMATION = 4.0
+USUAL_INFORMATION = 4.0
 """Its bound then, in parts of d/n, which is the mean."""
 
 
@@ -172,7 +172,7 @@ class Evaluator:
             number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information, D))
             largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
         else:
-            largest = _USUAL_INFORMATION * usual**2
+            largest = USUAL_INFORMATION * usual**2
         # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
         for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information, D))
         C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
