@@ -44,7 +44,7 @@ docs: $(VENV)/.ready-docs
 notebooks: $(VENV)/.ready-notebooks
 	$(BIN)/python notebooks/execute.py
 
-benchmarks: $(VENV)/.ready-benchmarks
+benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/penalty_speed.py
 	$(BIN)/python benchmarks/penalty_memory.py
 	$(BIN)/python benchmarks/iterations_allowed.py
@@ -66,8 +66,11 @@ benchmarks: $(VENV)/.ready-benchmarks
 	$(BIN)/python benchmarks/federated.py
 	$(BIN)/python benchmarks/surrogate_limit.py
 	$(BIN)/python benchmarks/surrogate_constants.py
+	$(BIN)/python benchmarks/centring.py
+	$(BIN)/python benchmarks/expected_shift.py
 	$(BIN)/python benchmarks/surrogate_limit.py --n 200000 --replications 10
 	$(BIN)/python benchmarks/surrogate_limit.py --real --replications 8
+	$(BIN)/python benchmarks/peers.py --diffprivlib $(VENV)-diffprivlib/bin/python
 	$(BIN)/python benchmarks/groups.py
 	$(BIN)/python benchmarks/exponential_cost.py
 	$(BIN)/python benchmarks/shards.py
@@ -97,12 +100,18 @@ $(VENV)/.ready-benchmarks: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet -e '.[benchmarks]'
 	touch $@
 
+# It cannot be imported with the newest scikit-learn.
+$(VENV)-diffprivlib/.ready:
+	$(PYTHON) -m venv $(VENV)-diffprivlib
+	$(VENV)-diffprivlib/bin/python -m pip install --quiet diffprivlib 'scikit-learn<1.8'
+	touch $@
+
 $(VENV)/.ready-notebooks: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet -e '.[notebooks]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) docs/_build docs/notebooks/*.ipynb
+	rm -rf $(VENV) $(VENV)-diffprivlib docs/_build docs/notebooks/*.ipynb
 
 # The files of a release in dist/, installed and used in empty environments first.
 dist:

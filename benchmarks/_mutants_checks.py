@@ -1175,8 +1175,8 @@ OF_RUNS = [
     ),
     Mutant(
         "privacy/ledger.py",
-        "            filtered = all(isinstance(e, Gaussian) for p in runs for e in p.events)\n",
-        "            filtered = all(isinstance(e, Gaussian) for e in plan.events)\n",
+        "isinstance(e, Gaussian) for p in runs for e in p.events\n",
+        "isinstance(e, Gaussian) for e in plan.events\n",
         "Nothing is given back where no filter is known",
         "tests/privacy/test_ledger.py -k 'no_filter_is_known'",
     ),

@@ -24,7 +24,8 @@ from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.steps.exponential import direction
 
 FAR = 1e3

@@ -22,7 +22,8 @@ from pymc_dp.likelihood import simulated
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.surrogate.normal import bounds, estimates, evaluation, fit
 from pymc_dp.surrogate.normal.diagnosis import diagnose
 
@@ -83,7 +84,7 @@ class Bed:
 
     def found(self, runs):
         """Mean squared errors in exact sds, parts of modes inside, and whether usable, of runs, shape (runs, 3)."""
-        step, rows, z = self.step, [], self.step._z
+        step, rows, z = self.step, [], self.step._whole.noise_multiplier
         parameters = step.compiled.parameters
         for k in range(runs):
             curator = Curator(step._curator._records, dp.InsecureSeededNoise(SEED + k))

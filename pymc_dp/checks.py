@@ -28,11 +28,15 @@ def positive(name: str, value: Any, *, zero_allowed: bool = False) -> float:
     return number
 
 
-def fraction(name: str, value: Any, *, one_allowed: bool = False) -> float:
+def fraction(
+    name: str, value: Any, *, zero_allowed: bool = False, one_allowed: bool = False
+) -> float:
     """`value` as a float, if it lies between 0 and 1."""
     number = _as_float(value)
-    if not (0 < number < 1 or (one_allowed and number == 1)):
-        wanted = "above 0 and at most 1" if one_allowed else "between 0 and 1, both excluded"
+    if not (0 < number < 1 or (zero_allowed and number == 0) or (one_allowed and number == 1)):
+        wanted = "between 0 and 1, both excluded"
+        if zero_allowed or one_allowed:
+            wanted = "0 or more, and below 1" if zero_allowed else "above 0 and at most 1"
         raise PrivacyConfigurationError(f"`{name}` must be a number {wanted}. Found {value!r}.")
     return number
 
@@ -63,9 +67,9 @@ def check_epsilon(epsilon: Any) -> float:
     return number
 
 
-def check_delta(delta: Any) -> float:
-    """`delta` as a float, if it lies strictly between 0 and 1."""
-    return fraction("delta", delta)
+def check_delta(delta: Any, *, zero_allowed: bool = False) -> float:
+    """`delta` as a float, if it lies strictly between 0 and 1, or is 0 where pure privacy is meant by that."""
+    return fraction("delta", delta, zero_allowed=zero_allowed)
 
 
 def check_rate(name: str, rate: Any) -> float:

@@ -268,12 +268,15 @@ def summary(result: Any, **keywords: Any) -> Any:
     ArviZ 0.x rounds to decimals, ArviZ 1.x formats to text; small standard deviations are what a
     private posterior is about, so neither is wanted; nor is what it logs of a single chain.
     """
-    import arviz as az
+    if HAS_INFERENCE_DATA:
+        import arviz as stats
+    else:  # without matplotlib, which importing ArviZ 1.x as a whole takes along
+        import arviz_stats as stats
 
     log = logging.getLogger("arviz" if HAS_INFERENCE_DATA else "arviz_stats")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        return az.summary(result, round_to="none", **keywords)
+        return stats.summary(result, round_to="none", **keywords)
     finally:
         log.setLevel(level)

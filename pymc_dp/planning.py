@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import times
-from pymc_dp.privacy.guarantee import Guarantee, at_most, describe
+from pymc_dp.privacy.guarantee import Guarantee, at_delta, at_most, describe
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.privacy.noisy_sum import acceptance_at_equal_density
 from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.steps.acceptance import acceptance_at_equal_density
 from pymc_dp.steps.base import PrivateStep
 
 
@@ -58,10 +58,10 @@ class Plan:
             rows.append(("Releases, first", describe(event) + ", divided up on the way"))
         for event in g.events:
             rows.append(("Releases", f"{event.count * iterations:,} {describe(event)}"))
-        rows.append(("Cost of the run", f"ε = {g.epsilon:.6g} at δ = {g.delta:.3g}"))
+        rows.append(("Cost of the run", at_delta(f"{g.epsilon:.6g}", g.delta)))
         rows.append(("In words", g.in_words))
         if g.neighbours != SUBSTITUTE_ONE.name:
-            of_both = f"ε = {at_most(g.epsilon_substitute_one)} at δ = {g.delta:.3g}"
+            of_both = at_delta(at_most(g.epsilon_substitute_one), g.delta)
             rows.append((f"Under {SUBSTITUTE_ONE.name}", of_both))
         if g.events and not g.once:  # a draw that rests on a preparation costs that, too
             rows.append(("Cost of one draw alone", self._cost_of_one()))

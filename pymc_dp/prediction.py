@@ -15,7 +15,8 @@ from pymc_dp.exceptions import (
     UnsupportedModelError,
     refuses_from_outside,
 )
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.formulas import comes_of_formula
 from pymc_dp.likelihood.nodes import RecordData
 from pymc_dp.likelihood.origins import lengths_of_leaves

@@ -16,7 +16,8 @@ from pymc_dp.compat import from_groups, groups_of, make_progress_bar, summary
 from pymc_dp.diagnostics import NOT_USABLE
 from pymc_dp.exceptions import NoSurrogateError, PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.interrupts import deferred
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.formulas import is_formula
 from pymc_dp.likelihood.unit import effects_by_record
 from pymc_dp.planning import plan

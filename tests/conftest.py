@@ -38,10 +38,19 @@ def repeatable(monkeypatch):
     def discrete_gaussian(self, scale, size, at=()):
         return np.rint(scale * rng.standard_normal(size)).astype(np.int64)
 
+    def discrete_laplace(self, scale, size, at=()):
+        return np.rint(rng.laplace(0, scale, size)).astype(np.int64)
+
+    def l2(self, scale, size, at=()):
+        length = scale * np.sqrt(rng.chisquare(size + 1))
+        return np.rint(length * rng.standard_normal(size)).astype(np.int64)
+
     def words(self, size, at=()):
         return rng.integers(2**64, size=size, dtype=np.uint64)
 
     monkeypatch.setattr(SecureNoise, "discrete_gaussian", discrete_gaussian)
+    monkeypatch.setattr(SecureNoise, "discrete_laplace", discrete_laplace)
+    monkeypatch.setattr(SecureNoise, "l2", l2)
     monkeypatch.setattr(SecureNoise, "words", words)
 
 
@@ -57,7 +66,7 @@ def canned_totals(monkeypatch):
                 pass
             return total_of(dimension, bound, permit.take(Gaussian(noise_multiplier)))
 
-        monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", total)
+        monkeypatch.setattr("pymc_dp.records.curator.noisy_total", total)
 
     return install
 

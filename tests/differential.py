@@ -18,7 +18,15 @@ from pymc_dp.compat import groups_of, root_attrs
 from pymc_dp.privacy.kept_sum import KeptSum
 from pymc_dp.steps.base import PrivateStep
 
-RELEASES = ("noisy_total", "poisson_noisy_total", "noisy_batch_mean", "noisy_counts", "with_noise")
+RELEASES = (
+    "noisy_total",
+    "poisson_noisy_total",
+    "noisy_batch_mean",
+    "noisy_counts",
+    "l2_noisy_total",
+    "pure_noisy_counts",
+    "with_noise",
+)
 """Functions through which everything that is released goes, wherever they are imported."""
 
 

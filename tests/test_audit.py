@@ -26,7 +26,8 @@ from pymc_dp.privacy.neighbours import ADD_OR_REMOVE
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.privacy.noisy_sum import noisy_sum
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 # So high that an honest mechanism fails at one seed in ten thousand at most.

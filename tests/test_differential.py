@@ -277,6 +277,7 @@ SAMPLERS = {
     "surrogate": (partial(dp.DPSurrogate, family="normal"), {"epsilon": 1e3, "delta": 1e-3}),
     "automatic": (None, {"epsilon": 1e3, "delta": 1e-3}),
     "polynomial": (partial(dp.DPSurrogate, family="polynomial"), {"epsilon": 1e3, "delta": 1e-3}),
+    "pure": (None, {"epsilon": 1e3, "delta": 0.0}),
     "barker": (dp.DPBarker, {"epsilon": None, "batch_size": 30, "tempering": 0.1}),
     "sgld": (dp.experimental.DPSGLD, {**GENEROUS, "step_size": 1e-3}),
 }
@@ -297,7 +298,8 @@ def sampled(which, name, relation="substitute-one", kind="rows", sampler="penalt
             "public": PUBLIC.get(name, ()),
             **FAST,
         }
-    ledger = dp.PrivacyLedger(epsilon=1e4, delta=1e-3, neighbours=relation)
+    account = {"epsilon": 1e4, "delta": settings.get("delta", 1e-3)}
+    ledger = dp.PrivacyLedger(**account, neighbours=relation)
     settings = {k: v for k, v in settings.items() if k != "epsilon"} | {
         "epsilon": settings["epsilon"] or 1.0
     }
@@ -328,14 +330,14 @@ def cases():
     for name in SCENARIOS:
         dear = name in ("many_groups", "an_effect_per_person", "numbers_of_a_prior")
         for sampler in SAMPLERS:
-            if dear and sampler in ("polynomial", "barker", "sgld", "automatic"):
+            if dear and sampler in ("polynomial", "barker", "sgld", "automatic", "pure"):
                 continue
-            if name in OUTCOMES and sampler != "surrogate":
+            if name in OUTCOMES and sampler not in ("surrogate", "pure"):
                 continue
             for relation in RELATIONS:
                 if sampler == "barker" and relation != "substitute-one":
                     continue
-                most = sampler in ("penalty", "surrogate")
+                most = sampler in ("penalty", "surrogate", "pure")
                 some = name in ("a_public_grid", "a_missing_value", "everybody_else")
                 marks = () if most or some else (pytest.mark.nightly,)
                 yield pytest.param(name, sampler, relation, marks=(*marks, pytest.mark.sweep))

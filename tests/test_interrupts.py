@@ -82,8 +82,8 @@ BEFORE = [
 ]
 SEARCH = [
     ("when it has been charged", "pymc_dp.privacy.ledger.PrivacyLedger.claim", 1),
-    ("in the first query", "pymc_dp.records.measurements.noisy_counts", 1),
-    ("in a later query", "pymc_dp.records.measurements.noisy_total", 3),
+    ("in the first query", "pymc_dp.records.curator.noisy_counts", 1),
+    ("in a later query", "pymc_dp.records.curator.noisy_total", 3),
 ]
 FINISHED = [
     ("when the law is known", "pymc_dp.steps.normal.diagnose", 1),
@@ -211,7 +211,7 @@ def test_an_error_in_the_search_gives_back_what_was_not_released(ledger, monkeyp
     def broken(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", broken)
+    monkeypatch.setattr("pymc_dp.records.curator.noisy_total", broken)
     monkeypatch.setattr(
         PrivacyFilter, "permit", lambda *asked: paid.append(asked[1]) or permit(*asked)
     )

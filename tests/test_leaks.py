@@ -17,7 +17,7 @@ from pymc_dp.likelihood.simulated import SimulatedScores
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.kept_sum import KeptSum
 from pymc_dp.privacy.noise import SecureNoise
-from pymc_dp.records import measurements
+from pymc_dp.records import curator
 
 SENTINEL = 271828.182845904509
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
@@ -120,7 +120,14 @@ def assert_same(first, second):
         assert first[key] == second[key], key
 
 
-RELEASES = ("noisy_total", "poisson_noisy_total", "noisy_batch_mean", "noisy_counts")
+RELEASES = (
+    "noisy_total",
+    "poisson_noisy_total",
+    "noisy_batch_mean",
+    "noisy_counts",
+    "l2_noisy_total",
+    "pure_noisy_counts",
+)
 
 
 @pytest.fixture
@@ -447,9 +454,10 @@ def test_outcomes_of_the_models_are_seeded_by_the_noise_source_and_by_nothing_el
     monkeypatch.setattr(
         SecureNoise, "discrete_gaussian", lambda self, s, size, at=(): np.zeros(size, np.int64)
     )
+    monkeypatch.setattr(SecureNoise, "l2", lambda self, s, size, at=(): np.zeros(size, np.int64))
     for release in ("noisy_total", "noisy_counts"):
-        name = f"pymc_dp.records.measurements.{release}"
-        monkeypatch.setattr(name, kept(getattr(measurements, release)))
+        name = f"pymc_dp.records.curator.{release}"
+        monkeypatch.setattr(name, kept(getattr(curator, release)))
 
     def run(with_words, seed, is_spoilt=False):
         given.clear(), used.clear(), released.clear()

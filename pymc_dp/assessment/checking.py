@@ -24,7 +24,8 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.batches import UnitChunks
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.outcomes import Outcomes
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.guarantee import Guarantee

@@ -23,7 +23,8 @@ from pymc_dp.assessment.predictive import (
 from pymc_dp.assessment.same_units import refuse_other_units
 from pymc_dp.assessment.tails import OF_LAST_COUNT, find_bound, longer
 from pymc_dp.exceptions import PrivacyConfigurationError, refuses_from_outside
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.linalg import as_matrix
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger

@@ -16,7 +16,8 @@ from pymc_dp.privacy.histogram import counts_of
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_units
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import Query, Units
 from pymc_dp.records.sums import RecordSums, sizes_of
 from pymc_dp.steps.run import Run

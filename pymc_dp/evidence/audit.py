@@ -268,7 +268,7 @@ def _claim_of_mechanism(
         raise PrivacyConfigurationError(
             "An audit of a mechanism needs its claim: `epsilon` and `delta`."
         )
-    return check_epsilon(epsilon), check_delta(delta)
+    return check_epsilon(epsilon), check_delta(delta, zero_allowed=True)
 
 
 def _audited_runs(

@@ -86,7 +86,7 @@ def lower_bound(
     Both error rates get a one-sided Clopper-Pearson bound, each at half of 1 − `confidence`, so that
     they hold together; both directions of the definition need the same two.
     """
-    delta = check_delta(delta)
+    delta = check_delta(delta, zero_allowed=not gaussian)
     alpha = 1 - fraction("confidence", confidence)
     choose = fraction("choose", choose)
     x0, x1 = _checked_scores(scores0), _checked_scores(scores1)

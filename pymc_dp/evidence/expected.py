@@ -13,20 +13,21 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_dp.checks import positive, whole
 from pymc_dp.evidence.made_up_records import made_up_records
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.likelihood.sizes import check_sizes
 from pymc_dp.privacy.budget import Budget, check_finite_epsilon
 from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.filter import PrivacyFilter
+from pymc_dp.privacy.events import Gaussian, Pure
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours, neighbours_named
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import quiet_pymc
+from pymc_dp.records.curator import Curator
 from pymc_dp.records.design import public_design
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.measurements import measurements_paid_by
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.tables import as_html, as_text
 from pymc_dp.surrogate.normal.design import fit_design
@@ -180,14 +181,17 @@ def expected_privacy_shift(
     @cache
     def shifts(at: float) -> list[tuple[float, NDArray[np.float64]]]:
         """Of every run, over all parameters and of each. A search that is lost claims that noise has moved nothing."""
-        z, found = calibrate_noise(epsilon=at, delta=delta, releases=1), []
+        found = []
+        whole = (
+            Pure(at)
+            if delta == 0
+            else Gaussian(calibrate_noise(epsilon=at, delta=delta, releases=1))
+        )
         for run in range(runs):
             curator = Curator(made_up, InsecureSeededNoise(random_seed + run), relation)
-            privacy_filter = PrivacyFilter(Permit(run, 0, (Gaussian(z),)), z)
+            measure = measurements_paid_by(Permit(run, 0, (whole,)), whole, curator)
             with np.errstate(all="ignore"):
-                surrogate = fit(
-                    PaidMeasurements(curator, privacy_filter), compiled.log_public, parameters.start
-                )
+                surrogate = fit(measure, compiled.log_public, parameters.start)
             if diagnose(surrogate, list(parameters.labels), parameters.largest).usable:
                 found.append((surrogate.privacy_shift, surrogate.posterior.privacy_shifts))
             else:

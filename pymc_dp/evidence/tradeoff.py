@@ -17,7 +17,8 @@ from pymc_dp.exceptions import (
     PrivacyError,
     UnsupportedModelError,
 )
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.formulas import comes_of_formula, pymc_model
 from pymc_dp.privacy.budget import check_finite_epsilon
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE

@@ -30,10 +30,11 @@ from pymc_dp.federated.agreement import (
     parameters_digest,
     query,
 )
-from pymc_dp.likelihood.compiled import CompiledModel, compile_model
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.budget import Budget, check_finite_epsilon
+from pymc_dp.privacy.budget import Budget, check_finite_epsilon, refuse_pure
 from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Gaussian
@@ -42,7 +43,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_multiplier, check_units
 from pymc_dp.privacy.plans import Permit, RunPlan
-from pymc_dp.records.measurements import Curator
+from pymc_dp.records.curator import Curator
 from pymc_dp.records.sums import LocalRecords
 
 _ROUNDING = 1 + 1e-9
@@ -85,7 +86,7 @@ class Owner:
     **Releases**: for "gradient_sizes" and "information_sizes" a histogram of units' sizes (sensitivity √2, see
     :func:`~pymc_dp.privacy.histogram.noisy_counts`); for "score" a sum of clipped terms (2B), for "information" of terms none
     of which have a negative inner product (√2 B); for "ratio" a sum of clipped log-likelihood ratios (2B). Sums by
-    :meth:`Curator.sum <pymc_dp.records.measurements.Curator.sum>`.
+    :meth:`Curator.sum <pymc_dp.records.curator.Curator.sum>`.
     **Neighbouring relation**: substitute-one, within the
     owner's own units. **Guarantee**: (ε, δ) for the owner's units, against the coordinator and all other
     owners together, whatever they ask: each answer is a Gaussian release of a function of one unit's record
@@ -134,6 +135,7 @@ class Owner:
         self._parameters = parameters_digest(compiled.parameters)
 
         self.delta = budget.delta_for(roles.n_units)
+        refuse_pure("An owner", self.delta)
         z = calibrate_noise(epsilon=self.epsilon, delta=self.delta, releases=1)
         z *= _ROUNDING
         self._kinds = {

@@ -34,6 +34,8 @@ class Owners:
         If there is no owner, or one whose model has other parameters.
     """
 
+    pure = False
+
     def __init__(self, ask: Ask, parameters: ParameterSpace):
         self._ask, self._offers = ask, ask("offer", {})
         if not self._offers:
@@ -72,13 +74,17 @@ class Owners:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         return self._spent
 
-    def multiplier(self, share: float) -> float:
+    def multiplier(self, share: float, dimension: int = 1) -> float:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         return self._multiplier("surrogate") / math.sqrt(self._left * share)
 
-    def noise_sd(self, bound: float, share: float) -> float:
+    def share(self, multiplier: float, dimension: int = 1) -> float:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
-        return SUBSTITUTE_ONE.noise_sd(bound, self.multiplier(share))
+        return (self.multiplier(1.0) / multiplier) ** 2
+
+    def noise_sd(self, bound: float, share: float, dimension: int = 1) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return SUBSTITUTE_ONE.noise_sd(bound, self.multiplier(share, dimension))
 
     def count_sd(self, share: float) -> float:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
@@ -102,6 +108,19 @@ class Owners:
         numbers["bins_per_octave"] = np.asarray(float(bins_per_octave))
         counts = self._paid(f"{kind}_sizes", numbers, share, (count_of_bins(bins_per_octave),))
         return PrivateHistogram(counts, self.count_sd(share), bins_per_octave)
+
+    @property
+    def before_last_sum(self) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`: noises of several owners add up to a normal one only."""
+        return 0.0
+
+    def last_multiplier(self, dimension: int) -> float:
+        """See :class:`~pymc_dp.records.measurements.Measurements`."""
+        return math.inf
+
+    def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
+        """See :class:`~pymc_dp.records.measurements.Measurements`: refused."""
+        raise PrivacyError("Owners give no sum with other than Gaussian noise.")
 
     def _paid(
         self, kind: str, numbers: dict[str, Vector], share: float, shape: tuple[int, ...]

@@ -202,7 +202,7 @@ class CompiledModel:
 
 
 @refuses_from_outside
-def compile_model(
+def compile(
     model: pm.Model | CompiledModel | None = None,
     *,
     unit: str | int | ArrayLike | None = None,

@@ -14,7 +14,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace, vectorize_graph
 
 from pymc_dp.compat import lower_named_dims
-from pymc_dp.likelihood.compilation import compiling
+from pymc_dp.likelihood.compilation import compiling, interpreted
 from pymc_dp.likelihood.parameters import ParameterSpace
 
 
@@ -80,6 +80,11 @@ class PublicLogDensity:
         (density,) = graph_replace([self._graph], {self._theta: like})
         return density
 
+    @property
+    def _seldom(self) -> dict[str, Any]:
+        """How derivatives are compiled: compared with a pass over the records, their time is nothing."""
+        return {"mode": interpreted(), **self._compile_kwargs}
+
     @cached_property
     def _slope(self) -> Variable:
         graph = rewrite_pregrad(self._graph)
@@ -88,7 +93,7 @@ class PublicLogDensity:
     @cached_property
     @compiling()
     def _gradient(self) -> Any:
-        function = pm.compile([self._theta], self._slope, **self._compile_kwargs)
+        function = pm.compile([self._theta], self._slope, **self._seldom)
         function.trust_input = True
         return function
 
@@ -101,9 +106,7 @@ class PublicLogDensity:
     def _hessian_product(self) -> Any:
         v = pt.vector("v", shape=self._theta.type.shape)
         product = pytensor.grad(self._slope @ v, self._theta, disconnected_inputs="ignore")
-        # Only the search for a normal surrogate asks for it, some twenty times: fewer than compiling it would pay for.
-        keywords = {"mode": "FAST_COMPILE", **self._compile_kwargs}
-        function = pm.compile([self._theta, v], product, on_unused_input="ignore", **keywords)
+        function = pm.compile([self._theta, v], product, on_unused_input="ignore", **self._seldom)
         function.trust_input = True
         return function
 

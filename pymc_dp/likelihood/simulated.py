@@ -15,6 +15,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pymc_dp.compat import graph_inputs, io_toposort
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import Chunk
+from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.made_up import made_up_rows
 from pymc_dp.likelihood.outcomes import Outcomes, Rows
@@ -47,11 +48,14 @@ class Scores(NamedTuple):
         The same at outcomes of the model's.
     weights : ndarray, shape (outcomes, units)
         Of these: probabilities, or equal.
+    exact : bool
+        Whether they are all outcomes that there are, and not draws.
     """
 
     observed: Vector
     simulated: Vector
     weights: Vector
+    exact: bool
 
 
 class SimulatedScores:
@@ -90,12 +94,14 @@ class SimulatedScores:
         model, roles = parameters.model, likelihood.roles
         _refuse_foreign_laws(list(model.observed_RVs))
         self._likelihood, self._gradients = likelihood, gradients
-        self._outcomes = Outcomes(model, roles, 0, **(compile_kwargs or {}))
-        joined, theta = parameters.join(model.replace_rvs_by_values(list(model.free_RVs)))
-        self._point = pm.compile([theta], joined, mode="FAST_COMPILE", on_unused_input="ignore")
         self._values = None
         if roles.unit_of_record is None and len(model.observed_RVs) == 1:
             self._values = _few_values(model.observed_RVs[0])
+        # Where all values are taken, an outcome is drawn once, by the check.
+        seldom = {} if self._values is None else {"mode": interpreted()}
+        self._outcomes = Outcomes(model, roles, 0, **{**seldom, **(compile_kwargs or {})})
+        joined, theta = parameters.join(model.replace_rvs_by_values(list(model.free_RVs)))
+        self._point = pm.compile([theta], joined, mode="FAST_COMPILE", on_unused_input="ignore")
         self._check(parameters.start)
 
     @property
@@ -141,7 +147,7 @@ class SimulatedScores:
             rows = self._likelihood.rows(chunk.records)
             observed = chunk.per_unit(self._gradients.of_rows(theta, rows))
             weights, (simulated,) = self._at(theta, [theta], chunk, rows, _DRAWN)
-            yield Scores(observed, simulated, weights)
+            yield Scores(observed, simulated, weights, self.is_exact)
 
     def elsewhere(
         self, theta: Vector, places: Sequence[Vector], words: Words, draws: int

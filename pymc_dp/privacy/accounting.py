@@ -1,7 +1,6 @@
 r"""From events to (ε, δ).
 
-Gaussian releases compose in closed form. With Laplace or Poisson-sampled ones among them, privacy loss
-distributions are composed (:mod:`~pymc_dp.privacy.pld`); batches drawn without replacement go through
+Gaussian releases compose in closed form. With others among them, privacy loss distributions are composed (:mod:`~pymc_dp.privacy.pld`); batches drawn without replacement go through
 Rényi divergences (:mod:`~pymc_dp.privacy.rdp`). Every number returned is rounded against us: a
 reported ε or δ is never below the true one.
 
@@ -10,8 +9,9 @@ Gaussian-DP parameter, :math:`\rho = \mu^2/2` the zCDP parameter.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -26,11 +26,14 @@ from pymc_dp.privacy.events import (
     BarkerBatch,
     Event,
     Gaussian,
+    GaussianOrL2,
+    L2Mechanism,
     Laplace,
     PoissonGaussian,
     Pure,
     times,
 )
+from pymc_dp.privacy.l2_mechanism import l2_delta, l2_deviation
 from pymc_dp.privacy.pld import (
     Pair,
     laplace_delta,
@@ -167,16 +170,16 @@ def zcdp_rho_within(epsilon: float, delta: float) -> float:
 def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     """ε at which the adaptive composition of `events` is (ε, δ)-DP, rounded up.
 
-    Gaussian releases alone use :func:`gaussian_epsilon`. With Laplace or Poisson-sampled Gaussian
+    Gaussian releases alone use :func:`gaussian_epsilon`. With Laplace, ℓ2 or Poisson-sampled Gaussian
     releases among them, privacy loss distributions are composed. Barker batches add up in Rényi
-    divergence; they and the rest share δ.
+    divergence; they and the rest share δ. At δ = 0 the ε of pure releases add up, and others cost infinitely much.
 
     Parameters
     ----------
     events : iterable of Event
         What has been, or will be, released; none at all costs 0.
     delta : float
-        δ in (0, 1).
+        δ in [0, 1). At 0 the ε of pure releases add up, and others have none.
 
     Notes
     -----
@@ -185,10 +188,12 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     composition of interactive mechanisms (Lyu, 2022; Vadhan and Zhang, 2022).
     """
     events = list(events)
-    delta = check_delta(delta)
+    delta = check_delta(delta, zero_allowed=True)
     unknown = {type(e).__name__ for e in events if not isinstance(e, Event)}
     if unknown:
         raise PrivacyConfigurationError(f"No accountant for releases of type {sorted(unknown)}.")
+    if delta == 0:
+        return _least_above(_pure_total(events))
     events = _merged(events)
     batches = [e for e in events if isinstance(e, BarkerBatch)]
     others = [e for e in events if not isinstance(e, BarkerBatch)]
@@ -211,8 +216,30 @@ def composed_epsilon(events: Iterable[Event], delta: float) -> float:
     return _rounded_up(min(bounds))
 
 
+def _pure_total(events: Iterable[Event]) -> Fraction | float:
+    """Sum of the ε of pure releases, exact; infinite if there are others."""
+    total = Fraction(0)
+    for e in events:
+        match e:
+            case Pure():
+                total += e.count * Fraction(e.epsilon)
+            case Laplace() | L2Mechanism() if e.noise_multiplier > 0:
+                total += e.count / Fraction(e.noise_multiplier)
+            case _:
+                return math.inf
+    return total
+
+
+def _least_above(number: Fraction | float) -> float:
+    """The least float that is not below."""
+    nearest = float(number)
+    return nearest if nearest >= number else math.nextafter(nearest, math.inf)
+
+
 def epsilon_that_fits(events: Iterable[Event], epsilon: float, delta: float) -> float:
     """Largest ε, at `delta`, of Gaussian releases that may follow `events` within (ε, δ); rounded down.
+
+    At δ = 0 it is that of pure releases.
 
     Parameters
     ----------
@@ -224,6 +251,8 @@ def epsilon_that_fits(events: Iterable[Event], epsilon: float, delta: float) -> 
     events = list(events)
     if math.isinf(epsilon) or not events:
         return epsilon
+    if delta == 0:
+        return max(-_least_above(_pure_total(events) - Fraction(epsilon)), 0.0)
     if not composed_epsilon(events, delta) < epsilon:
         return 0.0
     mu = gaussian_mu_within(epsilon, delta)
@@ -257,38 +286,74 @@ def _merged(events: Iterable[Event]) -> list[Event]:
     return [replace(one, count=count) for one, count in counts.items()]
 
 
-def _additive_noise_epsilon(
-    events: list[Gaussian | Laplace | Pure | PoissonGaussian], delta: float
-) -> float:
+def _additive_noise_epsilon(events: Sequence[Event], delta: float) -> float:
+    bounds = [bound for e in events for bound in _gaussian_bound(e)]
+    simple = float(gaussian_epsilon(gaussian_mu(bounds), delta))
     gaussians = [e for e in events if isinstance(e, Gaussian)]
-    laplaces = [e for e in events if isinstance(e, Laplace)]
-    pures = [e for e in events if isinstance(e, Pure)]
-    sampled = [e for e in events if isinstance(e, PoissonGaussian)]
-    mu = gaussian_mu(gaussians)
-    if not laplaces and not pures and not sampled:
-        return float(gaussian_epsilon(mu, delta))
-    noisy: list[Gaussian | Laplace | PoissonGaussian] = [*gaussians, *laplaces, *sampled]
-    if any(e.noise_multiplier == 0 for e in noisy):
-        return math.inf
-
-    pure = math.fsum(e.count / e.noise_multiplier for e in laplaces)
-    pure += math.fsum(e.count * e.epsilon for e in pures)
-    unsampled = [Gaussian(e.noise_multiplier, e.count) for e in sampled]
-    simple = float(gaussian_epsilon(gaussian_mu(gaussians + unsampled), delta)) + _rounded_up(pure)
-    sizes = [*(e.noise_multiplier for e in noisy), *(1 / e.epsilon for e in pures)]
-    if delta < _LEAST_DELTA or min(sizes) < _LEAST_MULTIPLIER:
+    if len(gaussians) == len(events) or math.isinf(simple):
         return simple
-    pairs = [Pair(partial(gaussian_delta, mu=mu), mu, 1)] if gaussians else []
-    for noise in laplaces:
-        z = noise.noise_multiplier
-        pairs.append(Pair(partial(laplace_delta, noise_multiplier=z), 1 / z, noise.count))
-    for e in pures:
-        pairs.append(Pair(partial(pure_delta, total=e.epsilon), e.epsilon, e.count))
-    for release in sampled:
-        z, q = release.noise_multiplier, release.sampling_rate
-        one = partial(poisson_gaussian_delta, noise_multiplier=z, sampling_rate=q)
-        pairs.append(Pair(one, poisson_gaussian_deviation(z, q), release.count))
+    simple += _rounded_up(math.fsum(map(_pure_epsilon, events)))
+    if delta < _LEAST_DELTA or math.isinf(simple):
+        return simple
+    least = min(
+        *(e.noise_multiplier for e in bounds),
+        *(e.count / pure for e in events if (pure := _pure_epsilon(e))),
+        math.inf,
+    )
+    if least < _LEAST_MULTIPLIER:
+        return simple
+    pairs = [_pair(e) for e in events if not isinstance(e, Gaussian)]
+    if gaussians:
+        mu = gaussian_mu(gaussians)
+        pairs.append(Pair(partial(gaussian_delta, mu=mu), mu, 1))
     return min(simple, _rounded_up(pld_epsilon(pairs, delta)))
+
+
+def _gaussian_bound(event: Event) -> tuple[Gaussian, ...]:
+    """What bounds a release together with its :func:`_pure_epsilon`, as if both had been released."""
+    match event:
+        case Gaussian():
+            return (event,)
+        case PoissonGaussian():
+            return (Gaussian(event.noise_multiplier, event.count),)
+        case GaussianOrL2():
+            return (Gaussian(event.gaussian_multiplier, event.count),)
+    return ()
+
+
+def _pure_epsilon(event: Event) -> float:
+    """ε of the pure part of releases, by basic composition; 0 if they have none."""
+    match event:
+        case Laplace() | L2Mechanism():
+            return event.count / event.noise_multiplier if event.noise_multiplier else math.inf
+        case GaussianOrL2():
+            return event.count / event.l2_multiplier if event.l2_multiplier else math.inf
+        case Pure():
+            return event.count * event.epsilon
+    return 0.0
+
+
+def _pair(event: Event) -> Pair:
+    """The worst case of a release with other than Gaussian noise."""
+    match event:
+        case Laplace(z, count):
+            return Pair(partial(laplace_delta, noise_multiplier=z), 1 / z, count)
+        case Pure(total, count):
+            return Pair(partial(pure_delta, total=total), total, count)
+        case PoissonGaussian(z, q, count):
+            one = partial(poisson_gaussian_delta, noise_multiplier=z, sampling_rate=q)
+            return Pair(one, poisson_gaussian_deviation(z, q), count)
+        case L2Mechanism(z, d, count):
+            return Pair(
+                partial(l2_delta, noise_multiplier=z, dimension=d), l2_deviation(z, d), count
+            )
+        case GaussianOrL2(z, l2, d, count):
+
+            def dearer(epsilon: ArrayLike) -> Any:
+                return np.maximum(gaussian_delta(epsilon, 1 / z), l2_delta(epsilon, l2, d))
+
+            return Pair(dearer, max(1 / z, l2_deviation(l2, d)), count)
+    raise TypeError(type(event).__name__)
 
 
 def _rounded_up(epsilon: float) -> float:
@@ -304,20 +369,13 @@ def spending_curve(
     some numbers of repetitions is computed, the last included, and stands for all numbers up to it.
     """
     k = np.arange(1, iterations + 1)
-    if not all(isinstance(e, Gaussian | Laplace) for e in (*once, *events)):
+    if delta == 0 or not all(isinstance(e, Gaussian | Laplace) for e in (*once, *events)):
         points = np.unique(np.geomspace(1, iterations, _CURVE_POINTS).round().astype(int))
         cost = np.array([composed_epsilon((*once, *times(events, int(n))), delta) for n in points])
         # What more repetitions cost at most, fewer do.
         cost = np.minimum.accumulate(cost[::-1])[::-1]
         return np.asarray(cost[np.searchsorted(points, k)])
     mu, first = (gaussian_mu(e for e in some if isinstance(e, Gaussian)) for some in (events, once))
-    pure, at_first = (
-        sum(
-            e.count / e.noise_multiplier if e.noise_multiplier else math.inf
-            for e in some
-            if isinstance(e, Laplace)
-        )
-        for some in (events, once)
-    )
+    pure, at_first = (sum(map(_pure_epsilon, some)) for some in (events, once))
     total = np.hypot(first, mu * np.sqrt(k))
     return np.asarray(gaussian_epsilon(total, delta)) + at_first + k * pure

@@ -20,7 +20,8 @@ class Budget:
     epsilon : float, optional
         None if something else fixes what is spent.
     delta : float, optional
-        Default: the ledger's, or 0.1 / units without one, if their number is public.
+        Default: the ledger's, or 0.1 / units without one, if their number is public. 0 is a pure ε, with which nothing
+        Gaussian can be released.
     neighbours : {"substitute-one", "add-or-remove"}
         What the guarantee is about.
     ledger : PrivacyLedger, optional
@@ -44,7 +45,7 @@ class Budget:
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", check_finite_epsilon(self.epsilon))
         if self.delta is not None:
-            object.__setattr__(self, "delta", check_delta(self.delta))
+            object.__setattr__(self, "delta", check_delta(self.delta, zero_allowed=True))
         relation = self.relation
         if self.ledger is None:
             return
@@ -99,6 +100,22 @@ class Budget:
         """The ledger, or one for this run alone, which refuses nothing."""
         return self.ledger or PrivacyLedger(
             epsilon=math.inf, delta=delta, neighbours=self.relation.name
+        )
+
+
+def refuse_pure(who: str, delta: float) -> None:
+    """Refuse a pure ε for what is released with Gaussian noise, or by samples.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If δ is 0. Nothing has been charged.
+    """
+    if delta == 0:
+        raise PrivacyConfigurationError(
+            f"{who} cannot be had at δ = 0: Gaussian noise has no ε then, however much there is of it. Give `delta`, well below "
+            "one in the number of units, such as 1e-6 (beside a ledger of δ = 0, a ledger of its own). Of pure ε there is "
+            '`DPSurrogate(family="normal", delta=0)` alone. Nothing was released and nothing was charged.'
         )
 
 

@@ -139,7 +139,110 @@ class BarkerBatch:
         _keep(self, "count", whole, minimum=1)
 
 
-Event = Gaussian | Laplace | Pure | PoissonGaussian | BarkerBatch
+MAX_L2_DIMENSION = 32
+"""Of the ℓ2 mechanism: so far its cost is computed to ten digits, and its noise is some 9 % smaller than Gaussian."""
+
+
+def _keep_dimension(event: Any) -> None:
+    _keep(event, "dimension", whole, minimum=1)
+    if event.dimension > MAX_L2_DIMENSION:
+        raise PrivacyConfigurationError(
+            f"The ℓ2 mechanism is for at most {MAX_L2_DIMENSION} dimensions. Found {event.dimension!r}."
+        )
+
+
+@dataclass(frozen=True)
+class L2Mechanism:
+    r"""`count` releases of a vector by the ℓ2 mechanism: noise of density :math:`\propto e^{-\lVert x \rVert_2 / s}`.
+
+    One release is 1/z-differentially private, and better than that says at any δ > 0:
+    :func:`~pymc_dp.privacy.l2_mechanism.l2_delta`.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        z = s / L2 sensitivity; the standard deviation of an entry is s√(d + 1). 0 is no noise.
+    dimension : int
+        d, the length of the vector.
+    count : int
+        How many such releases.
+    """
+
+    noise_multiplier: float
+    dimension: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _keep(self, "noise_multiplier", positive, zero_allowed=True)
+        _keep_dimension(self)
+        _keep(self, "count", whole, minimum=1)
+
+
+@dataclass(frozen=True)
+class GaussianOrL2:
+    """Gaussian releases that amount to one, or one release by the ℓ2 mechanism: which, earlier releases decide.
+
+    It costs at every ε what the dearer of the two does there.
+
+    Parameters
+    ----------
+    gaussian_multiplier : float
+        z of the :class:`Gaussian` release that the Gaussian ones amount to at most.
+    l2_multiplier : float
+        z of the :class:`L2Mechanism`.
+    dimension : int
+        Its d.
+    count : int
+        How many such choices.
+    """
+
+    gaussian_multiplier: float
+    l2_multiplier: float
+    dimension: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _keep(self, "gaussian_multiplier", positive, zero_allowed=True)
+        _keep(self, "l2_multiplier", positive, zero_allowed=True)
+        _keep_dimension(self)
+        _keep(self, "count", whole, minimum=1)
+
+
+@dataclass(frozen=True)
+class L2Option:
+    """The right to one release by the ℓ2 mechanism in place of what is left of a Gaussian one, while most of it is.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        z of the ℓ2 mechanism.
+    dimension : int
+        Its d.
+    share : float
+        How much of the Gaussian release, in shares of its 1/z², may be gone before; below 1.
+    """
+
+    noise_multiplier: float
+    dimension: int
+    share: float
+
+    def __post_init__(self) -> None:
+        _keep(self, "share", fraction, zero_allowed=True)
+        L2Mechanism(self.noise_multiplier, self.dimension)
+
+    @property
+    def release(self) -> L2Mechanism:
+        """The release that it is the right to."""
+        return L2Mechanism(self.noise_multiplier, self.dimension)
+
+    def events(self, gaussian_multiplier: float) -> "tuple[Event, ...]":
+        """What a Gaussian release with this option costs: its first part, and the choice after it."""
+        z = gaussian_multiplier
+        choice = GaussianOrL2(z / math.sqrt(1 - self.share), self.noise_multiplier, self.dimension)
+        return (Gaussian(z / math.sqrt(self.share)), choice) if self.share else (choice,)
+
+
+Event = Gaussian | Laplace | Pure | PoissonGaussian | BarkerBatch | L2Mechanism | GaussianOrL2
 
 # A closed list: a ledger file can never make the reader import or run anything.
 _KINDS: dict[str, type[Event]] = {
@@ -148,6 +251,8 @@ _KINDS: dict[str, type[Event]] = {
     "pure": Pure,
     "poisson_gaussian": PoissonGaussian,
     "barker_batch": BarkerBatch,
+    "l2_mechanism": L2Mechanism,
+    "gaussian_or_l2": GaussianOrL2,
 }
 
 

@@ -14,6 +14,8 @@ from pymc_dp.privacy.events import (
     BarkerBatch,
     Event,
     Gaussian,
+    GaussianOrL2,
+    L2Mechanism,
     PoissonGaussian,
     Pure,
     to_json,
@@ -39,6 +41,13 @@ def describe(event: Event) -> str:
                 f"Barker tests on batches of {event.batch_size:,} of {event.units:,} units, "
                 f"variance {event.variance:.6g}"
             )
+        case L2Mechanism():
+            return f"ℓ2 mechanism in {event.dimension} dimensions, noise multiplier {event.noise_multiplier:.6g}"
+        case GaussianOrL2():
+            return (
+                f"gaussian, noise multiplier {event.gaussian_multiplier:.6g}, or ℓ2 mechanism in {event.dimension} "
+                f"dimensions, noise multiplier {event.l2_multiplier:.6g}"
+            )
     return f"{type(event).__name__.lower()}, noise multiplier {event.noise_multiplier:.6g}"
 
 
@@ -48,6 +57,17 @@ def at_most(epsilon: float) -> str:
         return f"{epsilon:g}"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
     return f"{math.ceil(epsilon / unit) * unit:.4g}"
+
+
+def at_delta(epsilon: str, delta: float) -> str:
+    """A cost in words: ε, as it is written, and δ."""
+    return f"ε = {epsilon}, pure (δ = 0)" if delta == 0 else f"ε = {epsilon} at δ = {delta:.3g}"
+
+
+def private(epsilon: str, delta: float) -> str:
+    """What something is: (ε, δ)-differentially private, or ε-differentially private without exception."""
+    parameters = f"{epsilon}" if delta == 0 else f"({epsilon}, {delta:.3g})"
+    return f"{parameters}-differentially private" + (" (pure: δ = 0)" if delta == 0 else "")
 
 
 FALSE_ALARMS = 0.05
@@ -74,8 +94,10 @@ def told_apart(epsilon: float, delta: float, releases: Sequence[Event]) -> float
     return min(1.0, *bounds)
 
 
-def accountant_of(events: Iterable[Event]) -> str:
+def accountant_of(events: Iterable[Event], delta: float) -> str:
     """How :func:`~pymc_dp.privacy.accounting.composed_epsilon` adds such events up."""
+    if delta == 0:
+        return "simple composition of pure ε"
     kinds = {type(e) for e in events}
     if BarkerBatch in kinds:
         return "Rényi divergences, sampling without replacement"
@@ -221,7 +243,8 @@ class Guarantee:
     @property
     def noise_name(self) -> str:
         """Name of the noise source, or "none" when the multiplier is 0."""
-        silent = any(getattr(e, "noise_multiplier", 1.0) == 0 for e in self.total)
+        # Nothing else of an event can be 0.
+        silent = any(0 in asdict(e).values() for e in self.total)
         return "none" if silent else self.noise
 
     @property
@@ -245,8 +268,9 @@ class Guarantee:
         changed = (
             "replaced" if neighbours_named(self.neighbours).public_size else "added or left out"
         )
+        plus = "" if self.delta == 0 else f", plus {self.delta:.3g},"
         return (
-            f"Whatever comes out is at most {at_most(math.exp(min(self.epsilon, 700.0)))} times as likely, plus {self.delta:.3g}, as it "
+            f"Whatever comes out is at most {at_most(math.exp(min(self.epsilon, 700.0)))} times as likely{plus} as it "
             f"would be if {self.unit} were {changed}; who knows everything else notices that in at most {math.ceil(100 * noticed)} % "
             f"of cases, with {100 * FALSE_ALARMS:g} % false alarms."
         )
@@ -259,7 +283,7 @@ class Guarantee:
         found, power = [], told_apart(self.epsilon, self.delta, self.total)
         if power >= _TOLD_APART:
             found.append(
-                f"ε = {self.epsilon:g} at δ = {self.delta:.3g} protects next to nothing: who knows everything else tells two "
+                f"{at_delta(f'{self.epsilon:g}', self.delta)} protects next to nothing: who knows everything else tells two "
                 f"versions of {self.unit} apart in up to {100 * power:.0f} % of cases, with {100 * FALSE_ALARMS:g} % false alarms."
             )
         if self.delta * (self.n_units or 1 / _LARGE_DELTA) >= 1:
@@ -276,14 +300,11 @@ class Guarantee:
         if self.n_units is None:
             about = (
                 f"adding or removing {self.unit}, of which it is not told how many there are, and "
-                f"({at_most(self.epsilon_substitute_one)}, {self.delta:.3g})-differentially private with respect "
-                "to replacing one"
+                f"{private(at_most(self.epsilon_substitute_one), self.delta)} with respect to replacing one"
             )
         else:
             about = f"replacing {self.unit} among {self.n_units:,}"
-        return (
-            f"({self.epsilon:g}, {self.delta:.3g})-differentially private with respect to {about}"
-        )
+        return f"{private(f'{self.epsilon:g}', self.delta)} with respect to {about}"
 
     @property
     def _releases(self) -> str:
@@ -303,7 +324,7 @@ class Guarantee:
             "privacy_relation": self.neighbours,
             "privacy_unit": self.unit,
             **sizes,
-            "privacy_accountant": accountant_of(self.total),
+            "privacy_accountant": accountant_of(self.total, self.delta),
             "privacy_noise": self.noise_name,
             "privacy_valid": int(self.valid),
             "privacy_usable": int(self.diagnostics.get("usable", 1)),

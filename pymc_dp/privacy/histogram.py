@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.privacy.clipping import in_silence
-from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.events import Gaussian, Pure
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_multiplier, release
@@ -168,6 +168,40 @@ def noisy_counts(
         noise,
     )
     return np.asarray(released / _GRID)
+
+
+def pure_noisy_counts(
+    counts: Callable[[], NDArray[np.int64]],
+    *,
+    noise_multiplier: float,
+    permit: Permit,
+    noise: NoiseSource,
+    neighbours: Neighbours = SUBSTITUTE_ONE,
+) -> NDArray[np.float64]:
+    """As :func:`noisy_counts`, with discrete Laplace noise.
+
+    **Neighbouring relation**: `neighbours`. **Sensitivity**: κ in L1 norm, 2 under substitute-one, as a unit leaves a bin
+    and another enters one; 1 under add-or-remove. **Guarantee**: one ``Pure(1 / noise_multiplier)`` event, as all masses of noise of
+    scale :math:`z κ` change by a factor of :math:`e^{1/z}` at most (the geometric mechanism; Ghosh, Roughgarden and
+    Sundararajan, 2012).
+
+    Parameters
+    ----------
+    counts, permit, noise, neighbours
+        As in :func:`noisy_counts`.
+    noise_multiplier : float
+        z: scale of a count's noise / sensitivity.
+    """
+    check_multiplier(noise_multiplier, noise)
+    released = release(
+        lambda _: counts(),
+        Pure(1 / noise_multiplier),
+        noise_multiplier * neighbours.terms,
+        permit,
+        noise,
+        noise.discrete_laplace,
+    )
+    return np.asarray(released, dtype=np.float64)
 
 
 def count_of_bins(bins_per_octave: int) -> int:

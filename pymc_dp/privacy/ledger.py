@@ -29,7 +29,7 @@ class PrivacyLedger(AccountFile):
         which lives as long as the object that made it.
     epsilon, delta : float, optional
         The total budget. Required to open a new account; when the file exists they may be left
-        out, and must agree with it if given.
+        out, and must agree with it if given. At δ = 0 only pure releases fit: Laplace, and of the ℓ2 mechanism.
     neighbours : {"substitute-one", "add-or-remove"}, optional
         What the budget is about, and with it every run: see :class:`~pymc_dp.steps.run.RunSettings`. Default:
         the file's, or "substitute-one" for a new account.
@@ -48,8 +48,9 @@ class PrivacyLedger(AccountFile):
     read for it, so that a crash loses nothing and a restored state cannot release twice. The
     composition is adaptive: later runs may be chosen in the light of earlier results, as long as
     the total stays within (ε, δ) fixed beforehand (a privacy filter; Rogers, Roth, Ullman and
-    Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022). For runs that sample units, or mix
-    Laplace with other noise, no such theorem is known: fix their settings before the first of them.
+    Vadhan, 2016; for Gaussian releases Smith and Thakurta, 2022; at δ = 0 simple composition is one). For runs that
+    sample units, or mix Laplace noise or that of the ℓ2 mechanism with other noise, no such theorem is known: fix their
+    settings before the first of them.
 
     A file is created whole or not at all, and one of zero bytes (a full disk, a power cut) is refused:
     it may have held an account.
@@ -78,7 +79,7 @@ class PrivacyLedger(AccountFile):
             )
         budget = (
             None if epsilon is None else check_epsilon(epsilon),
-            None if delta is None else check_delta(delta),
+            None if delta is None else check_delta(delta, zero_allowed=True),
         )
         if is_new:
             self._create_file(*budget, relation or SUBSTITUTE_ONE.name)
@@ -139,7 +140,7 @@ class PrivacyLedger(AccountFile):
         """Largest ε, at the account's δ, that another run may have.
 
         More than the budget's ε minus :meth:`spent`: releases compose better than their ε add up. It is
-        what fits a run of Gaussian releases; rounded down.
+        what fits a run of Gaussian releases, or at δ = 0 of pure ones; rounded down.
         """
         return epsilon_that_fits(self.events(), self.epsilon, self.delta)
 
@@ -182,6 +183,11 @@ class PrivacyLedger(AccountFile):
                 return
             events = [e for plan in earlier for e in plan.total]
             cost = composed_epsilon([*events, *(e for p in plans for e in p.total)], self.delta)
+            if math.isinf(cost) and self.delta == 0 and math.isfinite(self.epsilon):
+                raise PrivacyBudgetExceeded(
+                    f"{plans[0].description} is not of pure ε, and this account has δ = 0: its releases have no ε then. Runs of "
+                    "`delta=0` fit, or a ledger of its own. Nothing was released and nothing was charged."
+                )
             if not cost <= self.epsilon:
                 spent = composed_epsilon(events, self.delta)
                 fits = epsilon_that_fits(events, self.epsilon, self.delta)
@@ -288,7 +294,7 @@ class PrivacyLedger(AccountFile):
 
         A closed run hands out no more permits. Which run is closed, and at what, must be a function of
         releases: then it is a choice of later releases like any other, and a filter allows it. None is
-        known for accounts with other than Gaussian releases, and there nothing is given back.
+        known for accounts with other than Gaussian releases, unless δ is 0 and so all are pure, and there nothing is given back.
 
         Parameters
         ----------
@@ -297,7 +303,7 @@ class PrivacyLedger(AccountFile):
         released : tuple of Event
             What the run has released in all. Nothing may be left out: nobody can check it here but for
             this, that a run of which no iteration is counted is the only one that may have released none,
-            and that it is not more than was reserved.
+            and, if anything can be given back, that it is not more than was reserved.
 
         Returns
         -------
@@ -316,12 +322,14 @@ class PrivacyLedger(AccountFile):
             (used,) = db.execute(
                 "SELECT COALESCE(SUM(used), 0) FROM slots WHERE run = ?", (plan.run,)
             ).fetchone()
-            least = composed_epsilon(released, self.delta)
-            if (used and not released) or least > composed_epsilon(plan.total, self.delta):
+            filtered = self.delta == 0 or all(
+                isinstance(e, Gaussian) for p in runs for e in p.events
+            )
+            reserved = composed_epsilon(plan.total, self.delta) if filtered else math.inf
+            if (used and not released) or composed_epsilon(released, self.delta) > reserved:
                 raise LedgerError(
                     "A run can only be settled at what it has released, and at no more than it has reserved."
                 )
-            filtered = all(isinstance(e, Gaussian) for p in runs for e in p.events)
             if filtered:
                 db.execute(
                     "UPDATE runs SET events = ?, chains = 1, iterations = 1 WHERE run = ?",

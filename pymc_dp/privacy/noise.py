@@ -12,19 +12,22 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_dp.privacy.l2_noise import l2_noise
+
 
 class NoiseSource(Protocol):
-    """Source of discrete Gaussian noise and of secret uniform bits.
+    """Source of discrete Gaussian and Laplace noise, of that of the ℓ2 mechanism, and of secret uniform bits.
 
     Attributes
     ----------
-    name : str
-        What the metadata of a result calls it.
+    name, pure_name : str
+        What the metadata of a result call it; with a pure ε.
     secure : bool
         Whether a privacy guarantee can rest on it.
     """
 
     name: str
+    pure_name: str
     secure: bool
 
     def discrete_gaussian(self, scale: float, size: int, at: tuple[int, ...]) -> NDArray[np.int64]:
@@ -35,22 +38,38 @@ class NoiseSource(Protocol):
         """
         ...
 
+    def discrete_laplace(self, scale: float, size: int, at: tuple[int, ...]) -> NDArray[np.int64]:
+        r"""Draw `size` independent integers with mass :math:`\propto e^{-|k|/scale}`.
+
+        `at` is as in :meth:`discrete_gaussian`.
+        """
+        ...
+
+    def l2(self, scale: float, size: int, at: tuple[int, ...]) -> NDArray[np.int64]:
+        r"""Draw `size` integers, those next to a vector with density :math:`\propto e^{-\lVert x \rVert_2 / scale}`.
+
+        `at` is as in :meth:`discrete_gaussian`.
+        """
+        ...
+
     def words(self, size: int, at: tuple[int, ...]) -> NDArray[np.uint64]:
         """Draw `size` words of 64 uniform bits, to choose a secret sample with.
 
-        `at` is as in :meth:`discrete_gaussian`; the two never share randomness.
+        `at` is as in :meth:`discrete_gaussian`; words never share randomness with noise.
         """
         ...
 
 
 class SecureNoise:
-    """Discrete Gaussian noise from OpenDP's exact sampler, fed by the system's CSPRNG.
+    """Exact discrete noise, fed by the system's CSPRNG: Gaussian from OpenDP's sampler, that of the ℓ2 mechanism from ours.
 
     Exactly distributed on the integers, without floating point (Canonne, Kamath and Steinke,
-    *The Discrete Gaussian for Differential Privacy*, 2020). Safe across forked processes.
+    *The Discrete Gaussian for Differential Privacy*, 2020; :func:`~pymc_dp.privacy.l2_noise.l2_noise`). Safe across
+    forked processes.
     """
 
     name = "opendp discrete gaussian"
+    pure_name = "exact ℓ2 mechanism, opendp discrete laplace"
     secure = True
 
     def discrete_gaussian(
@@ -59,19 +78,31 @@ class SecureNoise:
         """See :meth:`NoiseSource.discrete_gaussian`; `at` is not used."""
         return np.asarray(_measurement(scale)([0] * size), dtype=np.int64)
 
+    def discrete_laplace(
+        self, scale: float, size: int, at: tuple[int, ...] = ()
+    ) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.discrete_laplace`; `at` is not used."""
+        return np.asarray(_measurement(scale, "laplace")([0] * size), dtype=np.int64)
+
+    def l2(self, scale: float, size: int, at: tuple[int, ...] = ()) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.l2`; `at` is not used."""
+        return l2_noise(scale, size, self.words)
+
     def words(self, size: int, at: tuple[int, ...] = ()) -> NDArray[np.uint64]:
         """See :meth:`NoiseSource.words`; from the system's CSPRNG, `at` is not used."""
         return np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
 
 
 @lru_cache(maxsize=64)
-def _measurement(scale: float) -> Any:
-    """OpenDP's discrete Gaussian mechanism on vectors; building it costs as much as a draw."""
+def _measurement(scale: float, family: str = "gaussian") -> Any:
+    """OpenDP's discrete Gaussian or Laplace mechanism on vectors; building it costs as much as a draw."""
     import opendp.prelude as opendp
 
     opendp.enable_features("contrib")
-    space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
-    return opendp.m.make_gaussian(*space, scale=scale)
+    vectors = opendp.vector_domain(opendp.atom_domain(T="i64"))
+    if family == "laplace":
+        return opendp.m.make_laplace(vectors, opendp.l1_distance(T="i64"), scale=scale)
+    return opendp.m.make_gaussian(vectors, opendp.l2_distance(T="f64"), scale=scale)
 
 
 # Sets the seeds of samples apart from those of noise.
@@ -79,7 +110,7 @@ _SAMPLING = 1
 
 
 class InsecureSeededNoise:
-    """Reproducible rounded Gaussian noise, for tests and debugging only.
+    """Reproducible rounded noise, for tests and debugging only.
 
     A result made with it has ``privacy_valid`` false and an infinite ε.
 
@@ -90,7 +121,7 @@ class InsecureSeededNoise:
         parallel race for their slots, so a run is reproducible with ``cores=1``.
     """
 
-    name = "insecure seeded"
+    name = pure_name = "insecure seeded"
     secure = False
 
     def __init__(self, seed: int):
@@ -100,10 +131,25 @@ class InsecureSeededNoise:
         self, scale: float, size: int, at: tuple[int, ...] = ()
     ) -> NDArray[np.int64]:
         """See :meth:`NoiseSource.discrete_gaussian`."""
+        return np.rint(scale * self._rng(*at).standard_normal(size)).astype(np.int64)
+
+    def discrete_laplace(
+        self, scale: float, size: int, at: tuple[int, ...] = ()
+    ) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.discrete_laplace`."""
         rng = np.random.default_rng([self.seed, *at])
-        return np.rint(scale * rng.standard_normal(size)).astype(np.int64)
+        return np.rint(rng.laplace(0, scale, size)).astype(np.int64)
+
+    def l2(self, scale: float, size: int, at: tuple[int, ...] = ()) -> NDArray[np.int64]:
+        """See :meth:`NoiseSource.l2`."""
+        rng = self._rng(*at)
+        direction = rng.standard_normal(size)
+        length = scale * rng.gamma(size) / np.linalg.norm(direction)
+        return np.rint(length * direction).astype(np.int64)
 
     def words(self, size: int, at: tuple[int, ...] = ()) -> NDArray[np.uint64]:
         """See :meth:`NoiseSource.words`."""
-        rng = np.random.default_rng([self.seed, *at, _SAMPLING])
-        return rng.integers(2**64, size=size, dtype=np.uint64)
+        return self._rng(*at, _SAMPLING).integers(2**64, size=size, dtype=np.uint64)
+
+    def _rng(self, *at: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *at])

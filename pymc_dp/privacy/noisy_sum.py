@@ -1,6 +1,5 @@
 """The one primitive every mechanism on the curator's side is made of."""
 
-import math
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from pymc_dp.checks import check_rate
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.clipping import MAX_DIMENSION, MAX_LENGTH, RESOLUTION, clipped_sum
-from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
+from pymc_dp.privacy.events import Event, Gaussian, L2Mechanism, PoissonGaussian, Pure
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.plans import Permit
@@ -25,6 +24,7 @@ _BOUND_RANGE = (1e-200, 1e200)
 
 
 Address = tuple[int, ...]
+Draw = Callable[[float, int, Address], NDArray[np.int64]]
 
 
 def release(
@@ -33,11 +33,12 @@ def release(
     scale: float,
     permit: Permit,
     noise: NoiseSource,
+    draw: Draw | None = None,
 ) -> NDArray[Any]:
-    """Whole numbers with discrete Gaussian noise: paid for first, then counted, then noised.
+    """Whole numbers with noise: paid for first, then counted, then noised.
 
-    Every Gaussian release goes through here. What it promises is what its caller proves of the numbers: that
-    `event` covers noise of this scale.
+    Every release of a curator's goes through here. What it promises is what its caller proves of the numbers: that `event`
+    covers noise of this kind and scale.
 
     Parameters
     ----------
@@ -47,10 +48,12 @@ def release(
     event : Event
         What it costs.
     scale : float
-        Standard deviation of the noise; 0 for none.
+        Scale of the noise, of a Gaussian its standard deviation; 0 for none.
     permit : Permit
         Must still contain the event.
     noise : NoiseSource
+    draw : callable, optional
+        ``(scale, size, address) ->`` noise, a method of `noise`. Default: discrete Gaussian.
 
     Returns
     -------
@@ -63,7 +66,9 @@ def release(
     """
     address = permit.take(event)
     numbers = counted(address)
-    return numbers + noise.discrete_gaussian(scale, numbers.size, address) if scale > 0 else numbers
+    if scale == 0:
+        return numbers
+    return numbers + (draw or noise.discrete_gaussian)(scale, numbers.size, address)
 
 
 def noisy_sum(
@@ -178,6 +183,65 @@ def noisy_total(
         neighbours.noise_sd(RESOLUTION, noise_multiplier, acute),
         permit,
         noise,
+    )
+    return _in_units_of_terms(total, dimension, bound)
+
+
+def l2_noisy_total(
+    parts: Iterable[NDArray[np.int64]],
+    *,
+    dimension: int | None = None,
+    bound: float,
+    noise_multiplier: float,
+    permit: Permit,
+    noise: NoiseSource,
+    neighbours: Neighbours = SUBSTITUTE_ONE,
+    acute: bool = False,
+    pure: bool = False,
+) -> NDArray[np.float64]:
+    r"""Sum over units of clipped terms, plus noise of the ℓ2 mechanism.
+
+    .. math:: \sum_i \operatorname{clip}_B(v_i) + X, \qquad
+              X \sim \text{density} \propto e^{-\lVert x \rVert_2 / (z \cdot \kappa B)}
+
+    **Neighbouring relation** and **sensitivity**: those of :func:`noisy_total`, κB in L2 norm, √κ B if acute. **Guarantee**: one
+    ``L2Mechanism(noise_multiplier, dimension)`` event; 1/z-DP, and (ε, δ)-DP with
+    :func:`~pymc_dp.privacy.l2_mechanism.l2_delta` (Joseph, Kulesza and Yu, 2025; proved on the page of the ℓ2
+    mechanism).
+
+    What is released is the sum of integers plus X on their grid, rounded to the grid: a function of the continuous
+    mechanism's output. So there is no allowance for a grid: see :func:`~pymc_dp.privacy.l2_noise.l2_noise`.
+
+    Parameters
+    ----------
+    parts, dimension, bound, permit, noise, neighbours, acute
+        As in :func:`noisy_total`.
+    noise_multiplier : float
+        z. The standard deviation of the noise in an entry is z · κB · √(d + 1).
+    pure : bool
+        Whether it is charged as one ``Pure(1 / noise_multiplier)`` event instead, which says less, and all that counts
+        at δ = 0; of these the dimension may be larger.
+
+    Returns
+    -------
+    ndarray, shape () or (dimension,)
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If the bound or the multiplier is out of range, or the dimension more than
+        :data:`~pymc_dp.privacy.events.MAX_L2_DIMENSION` and it is not pure.
+    PrivacyBudgetExceeded
+        As :func:`noisy_sum`.
+    """
+    _check(dimension, None, bound, noise_multiplier, noise)
+    total = release(
+        lambda _: sum(parts, start=np.zeros(dimension or 1, dtype=np.int64)),
+        Pure(1 / noise_multiplier) if pure else L2Mechanism(noise_multiplier, dimension or 1),
+        neighbours.noise_sd(RESOLUTION, noise_multiplier, acute),
+        permit,
+        noise,
+        noise.l2,
     )
     return _in_units_of_terms(total, dimension, bound)
 
@@ -327,12 +391,3 @@ def check_units(units: int) -> None:
         raise PrivacyConfigurationError(
             f"At most {MAX_UNITS} units of privacy can be summed exactly. There are more."
         )
-
-
-def acceptance_at_equal_density(sigma: float) -> float:
-    r"""Probability :math:`2\Phi(-\sigma/2)` that the penalty test accepts a ratio of one.
-
-    Ceperley and Dewing (1999), Eq. 20: what noise of standard deviation `sigma` leaves of the
-    acceptance rate of a proposal between equally likely points.
-    """
-    return math.erfc(sigma / (2 * math.sqrt(2)))

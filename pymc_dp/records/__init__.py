@@ -2,6 +2,6 @@
 
 A :class:`~pymc_dp.records.queries.Query` says what is computed of every unit.
 :class:`~pymc_dp.records.sums.RecordSums` answers it in whole numbers, exactly and in private, from the records
-of this process or of a cluster. A :class:`~pymc_dp.records.measurements.Curator` adds noise to these, once, and
+of this process or of a cluster. A :class:`~pymc_dp.records.curator.Curator` adds noise to these, once, and
 is the only way from records to a release.
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,6 +124,11 @@ class Score:
     Here :math:`z = T\, V^\top \nabla\ell(\theta)`, and the expectation is that of outcomes given the unit's covariates. As
     :math:`E[z] = 0`, it is the covariance of z with the factor that clips it: what is not clipped adds no noise to it.
 
+    Where outcomes are drawn, a clipped draw counts if another draw of its unit is clipped, too. What is expected of a unit that
+    its covariates make long, whatever its outcome, is a matter of the model's middle, which the data have shaped. What is
+    expected of one that a rare outcome alone makes long is a matter of the model's tail; where that is wrong, centring leads further
+    astray than clipping does.
+
     Parameters
     ----------
     theta : ndarray, shape (d,)
@@ -149,11 +154,12 @@ class Score:
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
         W = _of_all(units, self.tempering * self.V)
-        for observed, simulated, weights in records.scores(self.theta):
+        for observed, simulated, weights, exact in records.scores(self.theta):
             z = _finite(simulated @ W)
             factor = shrink(np.linalg.norm(z, axis=2), self.bound)
+            kappa = _centred(factor < 1, exact)
             factor = weights * (factor - (weights * factor).sum(axis=0))
-            yield clip(observed @ W, self.bound) - np.einsum("kn,knd->nd", factor, z)
+            yield clip(observed @ W, self.bound) - np.einsum("kn,knd->nd", kappa * factor, z)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +205,8 @@ class Information:
     ----------
     theta, V, bound, tempering
         As in :class:`Score`.
+    kept : {"matrix", "diagonal", "nothing"}
+        What is asked for of the second.
 
     Notes
     -----
@@ -209,23 +217,39 @@ class Information:
     V: Vector
     bound: float
     tempering: float = 1.0
+    kept: Literal["matrix", "diagonal", "nothing"] = "matrix"
     about = "curvature"
     acute = True
 
     @property
     def dimension(self) -> int:
-        """D (d + 1)."""
-        return len(self.theta) * (len(self.theta) + 1)
+        """Length of both together, d (d + 1) if all is asked for."""
+        d = len(self.theta)
+        half = d * (d + 1) // 2
+        return half + {"matrix": half, "diagonal": d, "nothing": 0}[self.kept]
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
         W = _of_all(units, self.tempering * self.V)
-        for _, simulated, weights in records.scores(self.theta):
+        for _, simulated, weights, _ in records.scores(self.theta):
             z = _finite(simulated @ W)
             kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)
             left, right = z.transpose(1, 2, 0) / self.tempering, z.transpose(1, 0, 2)
-            both = [as_vectors((left * w.T[:, None, :]) @ right) for w in (weights, kept)]
+            asked = (weights, kept) if self.kept == "matrix" else (weights,)
+            both = [as_vectors((left * w.T[:, None, :]) @ right) for w in asked]
+            if self.kept == "diagonal":
+                both.append(np.einsum("kn,knd->nd", kept, z * z) / self.tempering)
             yield np.concatenate(both, axis=1)
+
+
+def _centred(clipped: NDArray[np.bool_], exact: bool) -> NDArray[np.bool_]:
+    """Which outcomes of which units are centred by, shape (outcomes, units).
+
+    On 23 data sets at ε = .3, 1 and 3, errors at the mode are in the mean .90, .91 and .97 times those of one release with the
+    best bound, 1.31 at worst. Centred by all draws they are .90, .96 and 1.06, 2.59 at worst; not centred .95, .99 and 1.00, and
+    up to 3 times as large where some records alone tell of a parameter (`benchmarks/centring.py`).
+    """
+    return np.asarray(np.logical_or(exact, clipped.sum(axis=0) > clipped))
 
 
 def _of_all(units: Units | None, W: Vector) -> Vector:
@@ -259,6 +283,28 @@ class NormExceeds:
         for chunk in self.of.terms(records, units):
             sizes = norms(np.asarray(chunk))
             yield (np.isfinite(sizes) & (sizes > self.length)).astype(float)
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """Root of a term's length, so that bins of its sizes are as many times as wide.
+
+    Parameters
+    ----------
+    of : Query
+        Whose terms are vectors.
+    order : int
+        4 is the fourth root.
+    """
+
+    of: Query
+    order: int
+    dimension = None
+
+    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`Query`."""
+        for chunk in self.of.terms(records, units):
+            yield norms(np.asarray(chunk)) ** (1 / self.order)
 
 
 @dataclass(frozen=True, eq=False)

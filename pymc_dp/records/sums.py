@@ -177,7 +177,7 @@ class LocalRecords:
         kept: list[Scores] = []
         room = _KEPT_BYTES
         for chunk in self._scores(theta):
-            room -= sum(part.nbytes for part in chunk)
+            room -= sum(part.nbytes for part in chunk[:3])
             kept.append(chunk)
             if room < 0:
                 kept.clear()
@@ -190,7 +190,7 @@ class LocalRecords:
             yield from self._simulated(theta, self._own_words)
             return
         for g in _asked(self._gradients)(theta):
-            yield Scores(g, g[None], np.ones((1, len(g))))
+            yield Scores(g, g[None], np.ones((1, len(g))), True)
 
     @property
     def _own_words(self) -> NDArray[np.uint64]:

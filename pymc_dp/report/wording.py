@@ -4,7 +4,16 @@ import math
 from collections.abc import Mapping
 
 from pymc_dp.diagnostics import meaning_of
-from pymc_dp.privacy.events import BarkerBatch, Event, Gaussian, Laplace, PoissonGaussian, Pure
+from pymc_dp.privacy.events import (
+    BarkerBatch,
+    Event,
+    Gaussian,
+    GaussianOrL2,
+    L2Mechanism,
+    Laplace,
+    PoissonGaussian,
+    Pure,
+)
 from pymc_dp.privacy.guarantee import FALSE_ALARMS, at_most, told_apart
 from pymc_dp.privacy.neighbours import neighbours_named
 from pymc_dp.report.facts import Facts
@@ -81,8 +90,13 @@ def in_plain_words(report: Facts) -> list[str]:
         f"in {100 * FALSE_ALARMS:g} % of cases. With everything that is published here, they recognise "
         f"it in at most {math.ceil(100 * power - 1e-9)} %.",
         f"In technical terms, whatever may be concluded from what is published has a "
-        f"probability that changes by a factor of at most e^ε, with ε = {report.epsilon:g}, apart "
-        f"from δ = {report.delta:.3g}, when {report.unit} {last}.",
+        f"probability that changes by a factor of at most e^ε, with ε = {report.epsilon:g}, "
+        + (
+            "without exception (δ = 0)"
+            if report.delta == 0
+            else f"apart from δ = {report.delta:.3g}"
+        )
+        + f", when {report.unit} {last}.",
     ]
 
 
@@ -180,6 +194,19 @@ def how_to_check(report: Facts) -> tuple[str, str]:
             "in pymc-dp's documentation (“Subsampled accounting”), with the numbers to compare.",
             "",
         )
+    if report.delta == 0:
+        total = " + ".join(f"{e.count} * {_pure(e)}" for e in report.releases)
+        return (
+            "Pure ε add up. This sum of the releases above is ε, but for rounding; what each release is worth is proved in "
+            "pymc-dp's documentation.",
+            f"print({total})\n",
+        )
+    if any(isinstance(e, L2Mechanism | GaussianOrL2) for e in report.releases):
+        return (
+            "No public accountant knows the ℓ2 mechanism. The density of its privacy loss, which is all that there is to "
+            "know, is derived in pymc-dp's documentation (“The ℓ2 mechanism”), with a program that composes it.",
+            "",
+        )
     return (
         "ε follows from the releases above alone: their noise, measured in units of how far one "
         "unit of privacy can move a release, and their number. This Python program recomputes it with "
@@ -214,6 +241,15 @@ def _program(report: Facts) -> str:
         "    total = total.compose(one.self_compose(count))\n"
         f"print(total.get_epsilon_for_delta({report.delta!r}))\n"
     )
+
+
+def _pure(event: Event) -> str:
+    """ε of one release."""
+    if isinstance(event, Pure):
+        return repr(event.epsilon)
+    if isinstance(event, Laplace | L2Mechanism):
+        return f"1 / {event.noise_multiplier!r}"
+    raise TypeError(type(event).__name__)
 
 
 def _pld(event: Event) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.noisy_sum import is_usable_bound
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator
+from pymc_dp.records.curator import Curator
 from pymc_dp.records.queries import LogLikelihoodRatio, Units
 from pymc_dp.records.sums import LocalRecords
 
@@ -157,7 +157,7 @@ class NoisyRatio:
     Of all units it is :math:`T \big(\sum_i r_i + \mathcal N(0, (z \cdot \kappa B)^2)\big)` with
     :math:`r_i = \operatorname{clip}_B(\ell_i(\theta') - \ell_i(\theta))`. **Sensitivity** κTB, with
     κ = 2 under substitute-one neighbours and 1 under add-or-remove; **guarantee**: one Gaussian event of multiplier z (see
-    :meth:`Curator.sum <pymc_dp.records.measurements.Curator.sum>`; Räisä, 2021, Theorem 3.2).
+    :meth:`Curator.sum <pymc_dp.records.curator.Curator.sum>`; Räisä, 2021, Theorem 3.2).
 
     Of a Poisson sample S of the units, it is less half the estimate's variance: with :math:`a = T/q`, the
     ratio :math:`T \sum_i r_i` has the unbiased estimate
@@ -212,3 +212,12 @@ class NoisyRatio:
                 sampling_rate=self._rate,
             )
         )
+
+
+def acceptance_at_equal_density(sigma: float) -> float:
+    r"""Probability :math:`2\Phi(-\sigma/2)` that the penalty test accepts a ratio of one.
+
+    Ceperley and Dewing (1999), Eq. 20: what noise of standard deviation `sigma` leaves of the
+    acceptance rate of a proposal between equally likely points.
+    """
+    return math.erfc(sigma / (2 * math.sqrt(2)))

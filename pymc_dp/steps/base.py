@@ -22,7 +22,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.interrupts import left_to_the_parent
-from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.refusals import refuse_to_store
 from pymc_dp.likelihood.simulated import SECRET_WORDS
@@ -34,7 +34,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.noisy_sum import check_units
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import hidden
-from pymc_dp.records.measurements import Curator
+from pymc_dp.records.curator import Curator
 from pymc_dp.records.sharded import ShardedRecords
 from pymc_dp.records.shards import Shards
 from pymc_dp.records.sums import LocalRecords, RecordSums
@@ -105,6 +105,7 @@ class PrivateStep(BlockedStep):
     stats_dtypes_shapes = STATS
     own_stats: ClassVar[tuple[str, ...]] = ()
     """Statistics besides :data:`STATS` that a step declares to be functions of releases and settings: its own alone."""
+    can_be_pure: ClassVar[bool] = False  # whether it has a way at δ = 0
     _state_class = PrivateStepState
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +144,7 @@ class PrivateStep(BlockedStep):
         check_units(self.roles.n_units)
         check_sizes(self.model, in_model, self.run.neighbours.public_size)
         self.vars = all_value_vars(self.model, vars, settings.blocked)
-        self.run.open_account(self.roles.n_units)
+        self.run.open_account(self.roles.n_units, pure=self.can_be_pure)
         self.run_id, self.iterations = self.run.run_id, self.run.iterations
         self.rng = get_random_generator(settings.rng)
         self.slot, self.used, self.tuning_over = -1, 0, False
@@ -386,18 +387,9 @@ class PrivateStep(BlockedStep):
     _make_progressbar_update_functions = staticmethod(progress_updates)
 
 
-def _on_chain_start_with_length(self: PrivateStep, rng: Any, tune: int, draws: int) -> None:
-    """PyMC 6 calls this once per chain."""
+def _on_chain_start(self: PrivateStep, rng: Any, *length: int) -> None:
+    """PyMC calls this once per chain: 5 with a generator, 6 with the chain's length, too."""
     self._begin(rng)
 
 
-def _on_chain_start(self: PrivateStep, rng: Any) -> None:
-    """PyMC 5 calls this once per chain."""
-    self._begin(rng)
-
-
-setattr(
-    PrivateStep,
-    CHAIN_START,
-    _on_chain_start_with_length if CHAIN_START == "setup_chain" else _on_chain_start,
-)
+setattr(PrivateStep, CHAIN_START, _on_chain_start)

@@ -34,6 +34,22 @@ class Family(Protocol):
     finish: Callable[[], Drawn] | None
     """Draws at once of what is known, once that is complete: for who interrupts then."""
 
+    def last_sum(self, mu: float, n_units: int | None) -> tuple[int, float] | None:
+        """Dimension of a last sum by the ℓ2 mechanism, and the share of the budget that is to come before it.
+
+        Parameters
+        ----------
+        mu : float
+            Of the budget, as one Gaussian release.
+        n_units : int, optional
+            None if their number is private.
+
+        Returns
+        -------
+        tuple of int and float, optional
+            None if there is no such sum, or if it does not pay.
+        """
+
     def compile(self) -> None:
         """Whatever is still to be compiled, while nothing is spent."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.diagnostics import Diagnostics, GroupDiagnostics, Note
+from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
@@ -42,13 +43,9 @@ def law_model(compiled: CompiledModel) -> LawModel:
     cut = compiled.cut
     if cut is None:
         raise RuntimeError("The model has no groups.")
-    return LawModel(
-        compiled.parameters,
-        cut.graph.theta,
-        cut.psi,
-        [table.sources for table in cut.tables],
-        Shape(cut.p, tuple(cut.shapes)),
-    )
+    sources, shape = [table.sources for table in cut.tables], Shape(cut.p, tuple(cut.shapes))
+    with compiling():
+        return LawModel(compiled.parameters, cut.graph.theta, cut.psi, sources, shape)
 
 
 class HierarchicalFamily:
@@ -70,6 +67,9 @@ class HierarchicalFamily:
         self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler
         self.surrogate: GroupPosterior | None = None
         self.finish: Callable[[], Drawn] | None = None
+
+    def last_sum(self, mu: float, n_units: int | None) -> None:
+        """See :class:`~pymc_dp.steps.family.Family`: there is none."""
 
     def compile(self) -> None:
         """See :class:`~pymc_dp.steps.family.Family`."""

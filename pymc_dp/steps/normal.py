@@ -33,6 +33,17 @@ asked in regions of so much smaller variance. Without, three rings of 16 were ta
 _PATIENCE = 15
 """Queries of a search: towards a mode that is about normal it takes three to seven, along a bent valley a hundred."""
 
+_BEFORE, _BEFORE_OF_NOISE = 0.16, 16.0
+"""Share that is kept for what comes before the last sum, and that of d/(n μ²), the square of a release's error in posterior sds
+but for a factor: what a search takes (`benchmarks/surrogate_limit.py`)."""
+_BEFORE_UNKNOWN = 0.06
+"""The same where the number of units is private."""
+_BEFORE_OF_DESIGN = 0.08
+"""The same where covariates are public: three queries of .01, .02 and .04."""
+_MOST_BEFORE, _MOST_LAST = 0.25, 8
+"""Share, and dimension, from which on such a sum is no better than a Gaussian one of the rest: with .25 the ratio of their errors,
+of all of the budget's, is .84 in four dimensions at ε = 1, and .9 in eight."""
+
 _OBSERVED = Note(
     "model",
     "The model's outcomes cannot be drawn by PyMC's own laws (it has a `CustomDist`, perhaps), so how sharp the likelihood is "
@@ -71,6 +82,14 @@ class NormalFamily:
     @cached_property
     def _part(self) -> ReadPart | None:
         return read_part(self._compiled)
+
+    def last_sum(self, mu: float, n_units: int | None) -> tuple[int, float] | None:
+        """See :class:`~pymc_dp.steps.family.Family`."""
+        d = self._compiled.d if self._part is None else len(self._part.read)
+        if self._units_known and self._compiled.roles.public_design:
+            return (d, _BEFORE_OF_DESIGN) if d <= _MOST_LAST else None
+        share = _BEFORE + (_BEFORE_OF_NOISE * d / (mu**2 * n_units) if n_units else _BEFORE_UNKNOWN)
+        return (d, share) if d <= _MOST_LAST and share <= _MOST_BEFORE else None
 
     @cached_property
     def _design(self) -> PublicDesign | None:

@@ -62,6 +62,9 @@ class PolynomialFamily:
         self.surrogate: Found | None = None
         self.finish: Callable[[], Drawn] | None = None
 
+    def last_sum(self, mu: float, n_units: int | None) -> None:
+        """See :class:`~pymc_dp.steps.family.Family`: there is none."""
+
     def compile(self) -> None:
         """See :class:`~pymc_dp.steps.family.Family`."""
         start, log_prior = self._compiled.parameters.start, self._compiled.log_public

@@ -15,9 +15,15 @@ from pymc_dp.checks import positive, whole
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.privacy.accounting import composed_epsilon, spending_curve
-from pymc_dp.privacy.budget import Budget
+from pymc_dp.privacy.budget import Budget, refuse_pure
 from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Event, Gaussian, PoissonGaussian
+from pymc_dp.privacy.events import (
+    Event,
+    Gaussian,
+    GaussianOrL2,
+    L2Mechanism,
+    PoissonGaussian,
+)
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
@@ -38,7 +44,7 @@ class RunSettings:
         tuning included; `tune` is 0 by default.
     epsilon, delta : float, optional
         The budget of the whole run, from which the noise is calibrated. `delta` defaults to the ledger's, or
-        to 0.1 / units without one, if their number is public.
+        to 0.1 / units without one, if their number is public. 0, a pure ε, with :class:`~pymc_dp.DPSurrogate` only.
     neighbours : {"substitute-one", "add-or-remove"}
         What the guarantee is about: one unit replaced, the number of units being public, or one that is there
         or not. The second takes half the noise for the same ε, keeps the number private, and needs `delta`.
@@ -189,9 +195,23 @@ class Run:
                 "guarantee."
             )
 
-    def open_account(self, n_units: int) -> None:
-        """Settle δ, and whose ledger is charged."""
+    def open_account(self, n_units: int, *, pure: bool = False) -> None:
+        """Settle δ, and whose ledger is charged.
+
+        Parameters
+        ----------
+        n_units : int
+        pure : bool
+            Whether δ may be 0.
+
+        Raises
+        ------
+        PrivacyConfigurationError
+            If δ is 0 and may not, or if its default would tell a private number of units.
+        """
         self.delta = self.budget.delta_for(n_units)
+        if not pure:
+            refuse_pure(self.step, self.delta)
         self.ledger = self.budget.account(self.delta)
 
     @property
@@ -240,12 +260,16 @@ class Run:
         """
         self.neighbours.check((*once, *events))
         for event in (*once, *events):
-            if isinstance(event, Gaussian | PoissonGaussian):
-                check_multiplier(event.noise_multiplier, self.noise)
+            match event:
+                case Gaussian() | PoissonGaussian() | L2Mechanism():
+                    check_multiplier(event.noise_multiplier, self.noise)
+                case GaussianOrL2(z, l2):
+                    check_multiplier(z, self.noise)
+                    check_multiplier(l2, self.noise)
         self.guarantee = Guarantee(
             run_id=self.run_id, step=self.step, events=events, once=once, draws=self.draws,
             tune=self.tune, chains=self.chains, budget=self.epsilon, delta=self.delta,
-            noise=self.noise.name, secure=self.budget.secure, neighbours=self.neighbours.name, **what,
+            noise=self.noise.name if self.delta else self.noise.pure_name, secure=self.budget.secure, neighbours=self.neighbours.name, **what,
         )  # fmt: skip
         self.spent: NDArray[np.float64] = (
             spending_curve(events, self.iterations, self.delta, once)

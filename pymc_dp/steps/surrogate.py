@@ -1,6 +1,7 @@
 r"""DP surrogate: what stands for the likelihood is released once, and draws of it with the exact prior cost nothing.
 
-The whole budget is one Gaussian release, spent in parts (:class:`~pymc_dp.privacy.filter.PrivacyFilter`): queries on the way to
+The whole budget is one Gaussian release, spent in parts (:class:`~pymc_dp.privacy.filter.PrivacyFilter`), or, at δ = 0, one pure ε
+(:class:`~pymc_dp.privacy.filter.PureFilter`): queries on the way to
 where the posterior is, and there. What they say together, with the noise that is in it, is a surrogate of the
 likelihood; that times the exact prior is the posterior given all that was released (noise-aware inference: Bernstein
 and Sheldon, 2018; Alrawajfeh, Jälkö and Honkela, 2024). Draws of it are made before the first chain starts, and handed out.
@@ -29,12 +30,13 @@ from pymc_dp.exceptions import (
 from pymc_dp.interrupts import deferred
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.clipping import MAX_DIMENSION
-from pymc_dp.privacy.events import Event, Gaussian
-from pymc_dp.privacy.filter import LEAST_SHARE, PrivacyFilter
+from pymc_dp.privacy.events import Event, Gaussian, L2Option, Pure
+from pymc_dp.privacy.filter import LEAST_SHARE, part_of
 from pymc_dp.privacy.guarantee import at_most
+from pymc_dp.privacy.l2_calibration import calibrate_with_l2
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import doing
-from pymc_dp.records.measurements import PaidMeasurements
+from pymc_dp.records.measurements import PaidMeasurements, PureMeasurements, measurements_paid_by
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.family import Drawn, Family, stage
@@ -43,6 +45,7 @@ from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
 from pymc_dp.steps.polynomial import PolynomialFamily
 from pymc_dp.steps.run import remember
 from pymc_dp.surrogate.normal.draws import sampler_at_hand
+from pymc_dp.surrogate.normal.fit import least_pure_epsilon
 
 _log = logging.getLogger("pymc.dp")
 
@@ -53,6 +56,9 @@ _OUTLOOK = (
     "outcomes alone are private, so that noise will move the posterior by about {:.2g} of its standard deviations (at the "
     "model's initial point; with private covariates {:.2g} or more)"
 )
+
+_FEW = 5
+"""Parameters up to which a pure run is never refused: there a larger ε is all that there is to say, and the run says so itself."""
 
 FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
 
@@ -72,6 +78,7 @@ class DPSurrogate(PrivateStep):
         approximation). ``"hierarchical"``: one whose information is sparse, for models of many groups.
         ``"polynomial"``: for curved posteriors, of a few parameters. ``"auto"``: hierarchical where the model has many
         groups; up to three parameters normal or polynomial, as a released number says; else normal.
+        At δ = 0 it is always normal.
     tempering, shards
         As in :class:`~pymc_dp.DPPenalty`.
     nuts_sampler : str
@@ -105,7 +112,10 @@ class DPSurrogate(PrivateStep):
     :func:`~pymc_dp.surrogate.polynomial.fit.fit_polynomial` and
     :func:`~pymc_dp.surrogate.polynomial.evaluation.check`; auto, up to three parameters,
     :func:`~pymc_dp.surrogate.polynomial.switch.curvature` besides, and which of the two it is is decided by releases that
-    are paid for. **Guarantee**: :math:`\mu = 1/z` in :func:`~pymc_dp.privacy.accounting.gaussian_delta`.
+    are paid for. **Guarantee**: :math:`\mu = 1/z` in :func:`~pymc_dp.privacy.accounting.gaussian_delta`. With ``delta=0`` those of
+    a normal surrogate are one ``Pure(epsilon)`` event together, by simple composition: sums with the noise of the ℓ2 mechanism
+    (:func:`~pymc_dp.privacy.noisy_sum.l2_noisy_total`), histograms with Laplace noise
+    (:func:`~pymc_dp.privacy.histogram.pure_noisy_counts`).
 
     A run that has spent always returns its draws. If they are of no use, ``privacy_usable`` is 0 in the result's
     attributes, a warning says why, and what was not spent is not charged.
@@ -115,6 +125,7 @@ class DPSurrogate(PrivateStep):
     """
 
     name = "dp_surrogate"
+    can_be_pure = True
 
     def __init__(
         self,
@@ -134,10 +145,11 @@ class DPSurrogate(PrivateStep):
         self._nuts_sampler = sampler_at_hand(nuts_sampler)
         super().__init__(vars, run, instead={}, shards=shards)
         self._family = self._family_of(family)
-        # A hair more noise than one release of the budget needs, for the rounding of its division.
-        self._z = self.run.multiplier_of_one() * (1 + 2.0**-40)
-        settings: dict[str, float | str] = {"tempering": self._tempering, "family": family}
-        self.pays(once=(Gaussian(self._z),), settings=settings)
+        self._whole, self._option, last_query = self._priced()
+        settings: dict[str, float | str] = {
+            "tempering": self._tempering, "family": family, "last_query": last_query,
+        }  # fmt: skip
+        self.pays(once=self._events, settings=settings)
         self.diagnostics: Diagnostics | None = None
         self._draws: Any = None
         self._built_in = os.getpid()
@@ -145,14 +157,52 @@ class DPSurrogate(PrivateStep):
         try:
             self._curator = self.curator(**self._family.asks)
         except UnsupportedModelError as error:
-            raise NoSurrogateError(f"DPSurrogate cannot be used: {error}") from None
+            # Nothing else has a way at δ = 0.
+            refusal = UnsupportedModelError if self.run.delta == 0 else NoSurrogateError
+            raise refusal(f"DPSurrogate cannot be used: {error}") from None
+
+    @property
+    def _events(self) -> tuple[Event, ...]:
+        if isinstance(self._whole, Gaussian) and self._option is not None:
+            return self._option.events(self._whole.noise_multiplier)
+        return (self._whole,)
+
+    def _priced(self) -> tuple[Gaussian | Pure, L2Option | None, str]:
+        """The one release that all others are parts of, what the rest of it may be exchanged for, and this in words.
+
+        An exchange costs other runs of an account more than the Gaussian rest would: two such runs of ε = 1 on five
+        parameters cost 1.88 together, and two Gaussian ones 1.46. And an account of Gaussian releases alone can be given
+        back what a lost search has not spent. So it is for a run without a ledger.
+        """
+        run = self.run
+        if run.delta == 0 and run.epsilon is not None:
+            return Pure(run.epsilon), None, "ℓ2 mechanism, as all others"
+        # A hair more noise than one release of the budget needs, for the rounding of its division.
+        z, hair = run.multiplier_of_one(), 1 + 2.0**-40
+        n_units = self.roles.n_units if run.neighbours.public_size else None
+        wanted = self._family.last_sum(1 / z, n_units) if z > 0 else None
+        if wanted is None or run.epsilon is None:
+            return Gaussian(z * hair), None, "Gaussian, which is as good here"
+        if run.budget.ledger is not None:
+            words = "Gaussian, as other runs of the account would pay for another"
+            return Gaussian(z * hair), None, words
+        dimension, share = wanted
+        z, of_l2 = calibrate_with_l2(
+            epsilon=run.epsilon, delta=run.delta, dimension=dimension, share=share
+        )
+        words = f"ℓ2 mechanism, if the search takes less than {share:.2g} of the budget"
+        return Gaussian(z * hair), L2Option(of_l2, dimension, share), words
 
     def _family_of(self, name: FamilyName) -> Family:
         """What `family` means for this model: decided by the graph alone."""
         compiled, d = self.compiled, self.compiled.d
+        settings = compiled, self._tempering, self._nuts_sampler
+        units_known = self._shards is None and self.run.neighbours.public_size
+        if self.run.delta == 0:
+            self._check_pure(name)
+            return NormalFamily(*settings, units_known)
         if name == "polynomial":
             return PolynomialFamily(compiled, self._tempering)
-        settings = compiled, self._tempering, self._nuts_sampler
         if name == "hierarchical" or (name == "auto" and has_groups(compiled)):
             if not has_groups(compiled):
                 raise UnsupportedModelError(
@@ -167,10 +217,30 @@ class DPSurrogate(PrivateStep):
                 "there is one for each person, see `pymc_dp.integrate_out`. `step=pymc_dp.DPHMC` takes any number of them, "
                 "but needs very many records for each."
             )
-        units_known = self._shards is None and self.run.neighbours.public_size
         if name == "auto" and d <= MOST_CURVED:
             return AutomaticFamily(*settings, units_known)
         return NormalFamily(*settings, units_known)
+
+    def _check_pure(self, name: FamilyName) -> None:
+        """Refuse what there is no way to at δ = 0, or what noise would drown: a function of public numbers."""
+        d, n, relation = self.compiled.d, self.roles.n_units, self.run.neighbours
+        if name in ("hierarchical", "polynomial") or has_groups(self.compiled):
+            what = "groups" if has_groups(self.compiled) else f'`family="{name}"`'
+            raise UnsupportedModelError(
+                f"At δ = 0 there is no surrogate for {what}: it asks for vectors of hundreds of numbers, and the noise of a pure ε grows "
+                "with their number. Give `delta`, well below one in the number of units"
+                + ("." if has_groups(self.compiled) else ", or leave `family` out.")
+            )
+        if d <= _FEW or not relation.public_size:
+            return
+        epsilon = self._whole.epsilon if isinstance(self._whole, Pure) else math.inf
+        least = least_pure_epsilon(d, n, relation.terms)
+        if epsilon < least:
+            raise UnsupportedModelError(
+                f"At δ = 0 noise grows with the number of parameters. With {d} of them and {n:,} units, ε = {epsilon:g} would leave "
+                f"next to nothing known of how sure they are: it takes ε = {at_most(least)}, or {math.ceil(n * least / epsilon):,} "
+                "units, or fewer parameters. Or give `delta`, well below one in the number of units: Gaussian noise does not grow."
+            )
 
     @property
     def surrogate(self) -> Any:
@@ -198,8 +268,7 @@ class DPSurrogate(PrivateStep):
         if self._draws is not None:
             return
         self._family.compile()
-        privacy_filter = self._charged()
-        measure = PaidMeasurements(self._curator, privacy_filter)
+        measure = self._charged()
         try:
             # Floating point errors, if a user has them raised, would tell of records, or lose the run.
             with np.errstate(all="ignore"), doing("Surrogate"):
@@ -207,17 +276,17 @@ class DPSurrogate(PrivateStep):
                 found = self._family.draw(measure, self.iterations, self.run.chains)
         except BaseException as failure:
             if self._family.finish is None or not isinstance(failure, KeyboardInterrupt):
-                self._give_back(privacy_filter.close(), type(failure).__name__)
+                self._give_back(measure.close(), type(failure).__name__)
                 raise
             _log.warning("Interrupted. All is released and paid for: drawing what takes no time.")
             found = self._family.finish()
         with deferred(lambda: None):
-            self._keep(found, measure, privacy_filter)
+            self._keep(found, measure)
 
-    def _keep(self, found: Drawn, measure: PaidMeasurements, privacy_filter: PrivacyFilter) -> None:
+    def _keep(self, found: Drawn, measure: PaidMeasurements | PureMeasurements) -> None:
         """Close the account, and say what there is to say."""
-        if 0 < privacy_filter.spent < 1 - _ROUNDING:  # a search that was lost
-            self.run.settle_first(privacy_filter.close())
+        if 0 < measure.spent < 1 - _ROUNDING:  # a search that was lost
+            self.run.settle_first(measure.close())
         for note in found.diagnostics.notes:
             _log.warning("%s", note.text)
         said = found.diagnostics.metadata(measure.spent_on)
@@ -225,13 +294,15 @@ class DPSurrogate(PrivateStep):
         remember(self)
         self.diagnostics, self._draws = found.diagnostics, found.draws
 
-    def _charged(self) -> PrivacyFilter:
+    def _charged(self) -> PaidMeasurements | PureMeasurements:
         try:
             self.run.reserve()
-            return PrivacyFilter(self.run.charge_first(), self._z)
+            return measurements_paid_by(
+                self.run.charge_first(), self._whole, self._curator, self._option
+            )
         except KeyboardInterrupt:
             with suppress(LedgerError):  # it had not been reserved yet
-                self._give_back((Gaussian(self._z / math.sqrt(LEAST_SHARE)),), "An interrupt")
+                self._give_back((part_of(self._whole, LEAST_SHARE),), "An interrupt")
             raise
 
     def _give_back(self, spent: tuple[Event, ...], why: str) -> None:
@@ -247,7 +318,16 @@ class DPSurrogate(PrivateStep):
     def outlook(self) -> str:
         """See :class:`~pymc_dp.steps.base.PrivateStep`."""
         family = self._family
-        noise = self.run.neighbours.noise_sd(1.0, self._z)
+        d, whole, option = self.compiled.d, self._whole, self._option
+        if option is not None:
+            z = option.noise_multiplier * math.sqrt(option.dimension + 1)
+        else:
+            z = (
+                math.sqrt(d + 1) / whole.epsilon
+                if isinstance(whole, Pure)
+                else whole.noise_multiplier
+            )
+        noise = self.run.neighbours.noise_sd(1.0, z)
         shifts = family.expected_shifts(noise) if isinstance(family, NormalFamily) else None
         return "" if shifts is None else _OUTLOOK.format(*shifts)
 

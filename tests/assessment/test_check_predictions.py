@@ -10,7 +10,7 @@ from pymc_dp.likelihood.outcomes import Outcomes
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
-from pymc_dp.records.measurements import Curator
+from pymc_dp.records.curator import Curator
 
 FAST = {"mode": "FAST_COMPILE"}
 RUN = {"step": dp.DPPenalty, "chains": 2, "cores": 1, "progressbar": False}

@@ -18,7 +18,7 @@ from pymc_dp.assessment.predictive import (
 )
 from pymc_dp.assessment.tails import find_bound
 from pymc_dp.compat import from_groups, groups_of, root_attrs
-from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
@@ -26,7 +26,8 @@ from pymc_dp.privacy.histogram import PrivateHistogram, counts_of
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import NormExceeds
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -290,7 +291,7 @@ def test_the_table_is_a_function_of_releases_alone(pair, monkeypatch, canned_tot
         permit.take(Gaussian(noise_multiplier))
         return 100 * np.random.default_rng(5).random(size)
 
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counts)
+    monkeypatch.setattr("pymc_dp.records.curator.noisy_counts", counts)
     monkeypatch.setattr("pymc_dp.steps.run.secrets.randbits", lambda bits: 7)
     x, y = records(9)
     y[:4] = 1e308, -1e308, 1e200, 5e-324

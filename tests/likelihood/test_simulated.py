@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from scipy import stats
 from scipy.special import expit
 from scipy.stats import laplace
 
@@ -141,6 +142,29 @@ def test_a_score_is_what_its_formula_says():
 
     expected = clipped(Y) - p[:, None] * clipped(1) - (1 - p)[:, None] * clipped(0)
     np.testing.assert_allclose(terms(Score(theta, V, b, T), records_of("logistic")), expected)
+
+
+def test_one_draw_that_is_clipped_does_not_say_that_its_unit_is_clipped_often():
+    """Of eight draws of a unit one is beyond the bound in seven, and nothing is centred by that one alone."""
+    x, bound = np.tile([1.0, 0.0], (4000, 1)), 2.5
+    law = stats.poisson(1)  # y - 1 is beyond the bound from 4 on, with probability .019
+    moved = terms(
+        Score(np.zeros(2), np.eye(2), bound), records_of("poisson", x, np.ones(4000, int))
+    )
+    y = np.arange(4, 30)
+    expected = law.pmf(y) @ (y - 1 - bound)
+    assert 0 < moved[:, 0].mean() < 0.3 * expected
+
+
+def test_units_that_are_clipped_often_are_centred():
+    """By eight draws each, and so by the model's expectation in the mean over many."""
+    x, bound = np.tile([1.0, 0.0], (4000, 1)), 0.3
+    law, y = stats.poisson(1), np.arange(30)
+    moved = terms(
+        Score(np.zeros(2), np.eye(2), bound), records_of("poisson", x, np.ones(4000, int))
+    )
+    expected = law.pmf(y) @ np.clip(y - 1, -bound, bound)
+    assert abs(moved[:, 0].mean() + expected) < 5 * moved[:, 0].std() / np.sqrt(4000)
 
 
 # Records that somebody makes up to be seen.

@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 
 from pymc_dp.exceptions import LedgerError, PrivacyConfigurationError
 from pymc_dp.privacy.events import (
+    MAX_L2_DIMENSION,
     BarkerBatch,
     Gaussian,
+    GaussianOrL2,
+    L2Mechanism,
+    L2Option,
     Laplace,
     PoissonGaussian,
     from_json,
@@ -21,6 +25,7 @@ from pymc_dp.privacy.events import (
 )
 
 multipliers, counts = st.floats(0, 1e300), st.integers(1, 2**53)
+dimensions = st.integers(1, MAX_L2_DIMENSION)
 events = st.one_of(
     st.builds(Gaussian, multipliers, counts),
     st.builds(Laplace, multipliers, counts),
@@ -32,12 +37,16 @@ events = st.one_of(
         st.integers(0, 2**40),
         counts,
     ),
+    st.builds(L2Mechanism, multipliers, dimensions, counts),
+    st.builds(GaussianOrL2, multipliers, multipliers, dimensions, counts),
 )
 ONE_OF_EACH = (
     Gaussian(1.0),
     Laplace(1.0),
     PoissonGaussian(1.0, 0.5),
     BarkerBatch(2.0, 100, 1000),
+    L2Mechanism(1.0, 5),
+    GaussianOrL2(2.0, 1.0, 5),
 )
 
 
@@ -54,10 +63,20 @@ def test_text_of_each_kind_is_what_ledger_files_hold():
         {"kind": "laplace", "noise_multiplier": 1.0, "count": 1},
         {"kind": "poisson_gaussian", "noise_multiplier": 1.0, "sampling_rate": 0.5, "count": 1},
         {"kind": "barker_batch", "variance": 2.0, "batch_size": 100, "units": 1000, "count": 1},
+        {"kind": "l2_mechanism", "noise_multiplier": 1.0, "dimension": 5, "count": 1},
+        {
+            "kind": "gaussian_or_l2",
+            "gaussian_multiplier": 2.0,
+            "l2_multiplier": 1.0,
+            "dimension": 5,
+            "count": 1,
+        },
     ]
 
 
-@pytest.mark.parametrize("kind", [Gaussian, Laplace, lambda z: PoissonGaussian(z, 0.5)])
+@pytest.mark.parametrize(
+    "kind", [Gaussian, Laplace, lambda z: PoissonGaussian(z, 0.5), lambda z: L2Mechanism(z, 5)]
+)
 @pytest.mark.parametrize(
     "bad", [-1.0, -5e-324, math.nan, math.inf, -math.inf, "1", None, 1j, [1.0]]
 )
@@ -78,6 +97,36 @@ def test_a_count_that_is_none_is_refused(bad):
 def test_a_sampling_rate_that_is_no_probability_is_refused(bad):
     with pytest.raises(PrivacyConfigurationError, match="`sampling_rate`"):
         PoissonGaussian(1.0, bad)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, "1", None])
+def test_either_multiplier_of_a_choice_is_checked(bad):
+    for name in ("gaussian_multiplier", "l2_multiplier"):
+        with pytest.raises(PrivacyConfigurationError, match=f"`{name}`"):
+            GaussianOrL2(
+                **{"gaussian_multiplier": 1.0, "l2_multiplier": 1.0, "dimension": 5, name: bad}
+            )
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, True, "5", None, MAX_L2_DIMENSION + 1])
+def test_a_dimension_that_the_cost_is_not_known_for_is_refused(bad):
+    for make in (L2Mechanism, lambda z, d: GaussianOrL2(z, z, d), lambda z, d: L2Option(z, d, 0.1)):
+        with pytest.raises(PrivacyConfigurationError, match="dimension"):
+            make(1.0, bad)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1, 1.5, math.nan, None])
+def test_an_option_after_everything_is_none(bad):
+    with pytest.raises(PrivacyConfigurationError, match="`share`"):
+        L2Option(1.0, 5, bad)
+
+
+def test_an_option_costs_the_part_before_it_and_the_choice():
+    first, choice = L2Option(1.5, 5, 0.36).events(3.0)
+    assert first.noise_multiplier == pytest.approx(5.0)
+    assert choice.gaussian_multiplier == pytest.approx(3.75)
+    assert choice == GaussianOrL2(choice.gaussian_multiplier, 1.5, 5)
+    assert L2Option(1.5, 5, 0.0).events(3.0) == (GaussianOrL2(3.0, 1.5, 5),)
 
 
 @pytest.mark.parametrize("bad", [1, 0.5, -2.0, math.pi**2 / 3, 4, math.nan, math.inf, "2", None])
@@ -124,6 +173,14 @@ def test_times_multiplies_counts_and_nothing_else():
 
 GOOD = {"kind": "gaussian", "noise_multiplier": 1.0, "count": 1}
 SAMPLED = {"kind": "poisson_gaussian", "noise_multiplier": 1.0, "sampling_rate": 0.5, "count": 1}
+L2 = {"kind": "l2_mechanism", "noise_multiplier": 1.0, "dimension": 5, "count": 1}
+CHOICE = {
+    "kind": "gaussian_or_l2",
+    "gaussian_multiplier": 2.0,
+    "l2_multiplier": 1.0,
+    "dimension": 5,
+    "count": 1,
+}
 BATCH = {"kind": "barker_batch", "variance": 2.0, "batch_size": 10, "units": 40, "count": 1}
 
 
@@ -174,9 +231,11 @@ BATCH = {"kind": "barker_batch", "variance": 2.0, "batch_size": 10, "units": 40,
         ),
         *(
             json.dumps([{k: v for k, v in event.items() if k != gone}])
-            for event in (GOOD, SAMPLED, BATCH)
+            for event in (GOOD, SAMPLED, BATCH, L2, CHOICE)
             for gone in event
         ),
+        *(json.dumps([{**L2, "dimension": bad}]) for bad in (0, 33, 2.5, "5", None)),
+        *(json.dumps([{**CHOICE, "l2_multiplier": bad}]) for bad in (-1, math.nan, "1", None)),
         json.dumps([GOOD, 7]),
     ],
 )

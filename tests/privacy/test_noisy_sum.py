@@ -13,11 +13,11 @@ from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise, SecureNoise
 from pymc_dp.privacy.noisy_sum import (
     MAX_UNITS,
-    acceptance_at_equal_density,
     check_units,
     noisy_sum,
 )
 from pymc_dp.privacy.plans import Permit
+from pymc_dp.steps.acceptance import acceptance_at_equal_density
 
 
 class Recorder:

@@ -21,7 +21,8 @@ from pymc_dp.records.design import public_design
 from pymc_dp.records.measurements import Curator, PaidMeasurements
 from pymc_dp.records.queries import Deviation
 from pymc_dp.records.sums import LocalRecords
-from pymc_dp.surrogate.normal.design import _Asker, expected_shifts, fit_design
+from pymc_dp.surrogate.normal.design import expected_shifts, fit_design
+from pymc_dp.surrogate.normal.deviations import Asker
 
 FAST = {"mode": "FAST_COMPILE"}
 N = 400
@@ -127,9 +128,7 @@ def with_arms(n):
 def censored(n):
     law = pm.Exponential.dist(pm.math.exp(pm.Normal("b", 0, 1) * unit_data("x", X[:n, 1])))
     upper = unit_data("until", np.full(n, 2.0))
-    pm.Censored(
-        "y", law, lower=None, upper=upper, observed=unit_data("Y", np.ones(n)), dims="unit"
-    )
+    pm.Censored("y", law, lower=None, upper=upper, observed=unit_data("Y", np.ones(n)), dims="unit")
 
 
 def of_its_own_past(n):
@@ -178,7 +177,7 @@ def test_everything_but_the_outcome_has_to_be_declared(build, public, expected):
 
 def test_people_with_several_rows_have_no_public_design():
     """How many rows somebody has, and which, is nowhere declared."""
-    assert of(with_arms, ["k"], np.arange(N))  is False
+    assert of(with_arms, ["k"], np.arange(N)) is False
     assert of(with_arms, ["k"], np.arange(N) // 2) is False
 
 
@@ -332,7 +331,7 @@ def mean_of(law, x, truth, theta, V, centres, bound):
 def test_the_mean_of_a_sum_is_known_wherever_the_parameters_are(law):
     """By enumeration; of counts outcomes are drawn, and what chance leaves open is in the covariance."""
     c, draws = compiled(law), 64
-    asker = _Asker(design_of(law), c.log_public, 1.0)
+    asker = Asker(design_of(law), c.log_public, 1.0)
     asked = asker.question(np.array([-0.4, 0.3]), 0.2)
     found = asker.expected(TRUTH, [asked], draws)
     exact = mean_of(law, X, TRUTH, asked.theta, asked.V, asked.centres, asked.bound)
@@ -356,7 +355,9 @@ def mode_of(law, x, y, prior):
     return mode, np.sqrt(np.diag(np.linalg.inv(-H)))
 
 
-@pytest.mark.parametrize(("law", "tolerance"), [("logistic", 0.03), ("counts", 0.2), ("linear", 0.2)])
+@pytest.mark.parametrize(
+    ("law", "tolerance"), [("logistic", 0.03), ("counts", 0.2), ("linear", 0.2)]
+)
 def test_without_noise_it_is_the_posterior(law, tolerance):
     """Up to what drawn outcomes leave open where next to nothing is clipped."""
     c = compiled(law)
@@ -364,9 +365,7 @@ def test_without_noise_it_is_the_posterior(law, tolerance):
     surrogate = fitted(law, X, y, 1e-3)
     mode, sds = mode_of(law, X, y, c.log_public)
     np.testing.assert_allclose(surrogate.posterior.mean, mode, atol=tolerance * sds.min())
-    np.testing.assert_allclose(
-        np.sqrt(np.diag(surrogate.posterior.covariance)), sds, rtol=0.1
-    )
+    np.testing.assert_allclose(np.sqrt(np.diag(surrogate.posterior.covariance)), sds, rtol=0.1)
     assert surrogate.privacy_shift < 0.05
     assert surrogate.arrived
 

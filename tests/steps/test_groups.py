@@ -16,8 +16,9 @@ from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
+from pymc_dp.records.curator import Curator
 from pymc_dp.records.grouped import GroupGradient, GroupHessian, Preconditioner
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups, law_model
 from pymc_dp.surrogate.hierarchical import fit

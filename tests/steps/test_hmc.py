@@ -219,7 +219,7 @@ def test_every_release_is_counted(logistic, monkeypatch, quiet):
         seen[noise_multiplier] += 1
         return noisy_sum.noisy_total(parts, noise_multiplier=noise_multiplier, **keywords)
 
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_total", counting)
+    monkeypatch.setattr("pymc_dp.records.curator.noisy_total", counting)
     step = dp.DPHMC(
         epsilon=2.0, delta=1e-5, n_leapfrog=L, chains=1, draws=draws, model=model, **FAST
     )

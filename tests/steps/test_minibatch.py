@@ -16,8 +16,8 @@ from pymc_dp.privacy.events import PoissonGaussian, times
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.privacy.subsampling import accounted_rate
-from pymc_dp.records import measurements
-from pymc_dp.records.measurements import Curator
+from pymc_dp.records import curator
+from pymc_dp.records.curator import Curator
 from pymc_dp.steps import acceptance
 from pymc_dp.steps.acceptance import NoisyRatio, penalised, release_bound
 from pymc_dp.steps.penalty import penalty_transition
@@ -347,9 +347,9 @@ def test_only_sampled_records_are_evaluated(logistic, quiet):
 def test_the_test_subtracts_the_noise_that_was_added(logistic, monkeypatch):
     """The bound that the noise is calibrated to is the one whose noise the penalty is for."""
     added, subtracted = [], []
-    release, sd = measurements.poisson_noisy_total, acceptance.NoisyRatio.noise_sd
+    release, sd = curator.poisson_noisy_total, acceptance.NoisyRatio.noise_sd
     monkeypatch.setattr(
-        measurements,
+        curator,
         "poisson_noisy_total",
         lambda terms, **keywords: (
             added.append(SUBSTITUTE_ONE.noise_sd(keywords["bound"], keywords["noise_multiplier"]))

@@ -15,7 +15,8 @@ from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import Gradient
 from pymc_dp.records.sums import LocalRecords
 

@@ -22,7 +22,8 @@ from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.measurements import Curator, PaidMeasurements
+from pymc_dp.records.curator import Curator
+from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import Gradient, Information, NormExceeds, Score
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.surrogate.normal.fit import fit_normal
@@ -190,7 +191,7 @@ def test_a_surrogate_is_a_function_of_releases_alone(monkeypatch, canned_totals)
         return 1000.0 * np.exp(-(((np.arange(180) - 106) / 4.0) ** 2))
 
     canned_totals(released)
-    monkeypatch.setattr("pymc_dp.records.measurements.noisy_counts", counted)
+    monkeypatch.setattr("pymc_dp.records.curator.noisy_counts", counted)
     surrogates = []
     for seed in (0, 1):
         y = np.random.default_rng(seed).gamma(2.0, 1.0 + 5 * seed, size=3000)
@@ -338,7 +339,7 @@ def test_few_records_that_tell_all_are_not_lost(what, epsilon):
     step = dp.DPSurrogate(
         family="normal", draws=1, chains=1, epsilon=epsilon, delta=1e-5, model=few_tell(what)
     )
-    z = step._z
+    z = step._whole.noise_multiplier
     exact = fit_normal(measured(step._curator._records, 1e-3), step.log_public, np.zeros(4))
     errors = []
     for seed in range(8):
@@ -468,7 +469,9 @@ def test_noisy_equations_without_a_solution_return_the_prior_and_give_back_the_r
     # What is settled is the sum of the shares that were asked for, and no less.
     shares = sum(v for k, v in step.guarantee.diagnostics.items() if k.startswith("spent_on_"))
     assert 0 < shares < 0.5
-    assert gaussian_mu(ledger.events()) ** 2 == pytest.approx(shares / step._z**2, rel=1e-6)
+    assert gaussian_mu(ledger.events()) ** 2 == pytest.approx(
+        shares / step._whole.noise_multiplier**2, rel=1e-6
+    )
     assert 0 < ledger.spent() < 4.0
     prior = step._draws[0, :, 0]
     assert abs(prior.std() / 10 - 1) < 0.1

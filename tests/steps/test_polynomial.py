@@ -11,7 +11,7 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.likelihood.compiled import compile_model
+from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE

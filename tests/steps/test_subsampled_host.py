@@ -330,7 +330,7 @@ def patch_releases(monkeypatch, leak=0.0):
         total = sum(np.nan_to_num(chunk).sum() for chunk in terms_of(np.arange(batch_size)))
         return made_up(total, permit, None, bound)
 
-    monkeypatch.setattr("pymc_dp.records.measurements.poisson_noisy_total", poisson)
+    monkeypatch.setattr("pymc_dp.records.curator.poisson_noisy_total", poisson)
     monkeypatch.setattr("pymc_dp.experimental.barker.noisy_batch_mean", batch_mean)
 
 

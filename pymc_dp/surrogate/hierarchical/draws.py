@@ -10,7 +10,7 @@ where it knows much, and in between for those in between. So there is no funnel 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from pytensor.tensor.random.basic import NormalRV
 from scipy.optimize import minimize
 
 from pymc_dp.compat import ancestors, lower_named_dims
+from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector, floored, inverse_root
 from pymc_dp.surrogate.hierarchical.evaluation import Shape
@@ -89,8 +90,6 @@ class LawModel:
         What each table's columns are made of, in order.
     shape : Shape
         Of ψ.
-    compile_kwargs : mapping, optional
-        As for the likelihood.
 
     Attributes
     ----------
@@ -108,7 +107,6 @@ class LawModel:
         psi: Sequence[Variable],
         tables: Sequence[Sequence[Variable]],
         shape: Shape,
-        compile_kwargs: Mapping[str, Any] | None = None,
     ):
         self.parameters, d = parameters, parameters.d
         model = parameters.model
@@ -163,11 +161,11 @@ class LawModel:
             log_law -= ((of[f"block_{k}"] * rows[:, None, :]).sum(axis=2) * rows).sum() / 2
             start += groups * columns
         self._zeta, self._density = zeta, lower_named_dims(density) + jacobian + log_law
-        keywords = dict(compile_kwargs or {})
         (own,) = clone_replace([self._density])  # rewriting changes the graph
         own = rewrite_pregrad(own)
-        self._value = pm.compile([zeta], [own, pytensor.grad(own, zeta)], **keywords)
-        self._at = pm.compile([zeta], [point, u + of["centre"], *prior_sds], **keywords)
+        # A search asks some thousand times. Only NUTS asks often enough to compile the density, with what it released.
+        self._value = pm.compile([zeta], [own, pytensor.grad(own, zeta)], mode=interpreted())
+        self._at = pm.compile([zeta], [point, u + of["centre"], *prior_sds], mode=interpreted())
         self.table_names = [
             ", ".join(rv.name for rv in model.free_RVs if rv in whose)
             for whose in (_as_long(parameters, sources) for sources in tables)

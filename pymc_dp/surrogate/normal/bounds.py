@@ -19,6 +19,10 @@ heaviest tail whose sum of squares is finite with some room. With 2 errors are t
 _LEAST_END = 1.5
 """Sizes are read at least up to this: in whitened coordinates most are 1/√n, and who is longer moves the posterior by an sd alone."""
 
+_UNSEEN = 0.3
+"""Mean excess over a bound of units that no bin shows, at most: that of a normal law's tail is .2. Without, noise in those bins is
+taken for a tail, and half of the runs' errors are said to be up to twice what they are."""
+
 
 def pooled(histograms: Sequence[PrivateHistogram]) -> tuple[Vector, float]:
     """Mean of counts of the same sizes, and the noise's standard deviation in it."""
@@ -57,7 +61,9 @@ def size_exceeded_by(number: float, counts: Vector, sd: float) -> tuple[float, f
     part = float(np.clip((above[k] - number) / max(c[k], 1e-9), 0, 1))
     ratio = 2 ** (1 / BINS_PER_OCTAVE)
     size, middle = float(edges[k] * ratio**part), edges[: len(c)] * math.sqrt(ratio)
-    excess = float(np.maximum(c[k + 1 :], 0) @ (middle[k + 1 :] / size - 1))
+    beyond = np.maximum(c[k + 1 :], 0) * (middle[k + 1 :] / size - 1)
+    shown, rest = np.split(beyond, [max(int(last) - k, 0)])
+    excess = float(shown.sum()) + min(float(rest.sum()), _UNSEEN * number)
     excess += max(c[k], 0) * (1 - part) * (edges[k] * ratio / size - 1) / 2
     return size, min(excess / max(number, 1e-9), 1.0)
 

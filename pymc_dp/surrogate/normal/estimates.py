@@ -25,6 +25,8 @@ _LEAST = 0.05
 """A query may widen the coordinates by the inverse root of this: noise has no more to say than that."""
 _LEAST_KEPT = 0.2
 """Of the information, in any direction: what a clipped score is said to keep of it at least."""
+_USUALLY_KEPT = 0.75
+"""The same where it was not asked: scores with a bound of 1.5 root mean squares."""
 _HALF, _LEAST_PART = 0.5, 0.1
 """Part of the information that scores should keep, and the least that noise lets be told of it. Without, 2 % of outcomes at
 ε = .3 are four of their sds off and said to be known; with .7 errors are 1.1 times as large."""
@@ -97,16 +99,21 @@ def estimate(
     """
     V, inverse, d = at.V, np.linalg.inv(at.V), len(at.theta)
     of_prior = symmetric(-(V.T @ prior.hessian(at.theta) @ V))
-    information, sd = _pooled_information([*(belief.at for belief in before), at], n_units)
+    information, sd = _pooled_information(
+        [*(belief.at for belief in before if not belief.at.saturated), at], n_units
+    )
     values, U = np.linalg.eigh(information + of_prior)
     floor = (0.5 if last else 1.0) * sd * math.sqrt(d)
-    resolved = bool(values[0] > max(floor, _RESOLVED))
+    resolved = bool(values[0] > max(floor, _RESOLVED)) and not at.saturated
     # What noise drowns keeps the coordinates that it had.
     values = np.where(values > floor, values, min(floor, 1.0))
     values = np.maximum(values, _LEAST if before else 1e-9)
     P = (U * values) @ U.T
     root, R = (U * np.sqrt(values)) @ U.T, (U / np.sqrt(values)) @ U.T
-    kept = _shrunk(symmetric(R @ (at.kept + of_prior) @ R), at.information_sd, R @ R)
+    if at.kept is None:
+        kept = _USUALLY_KEPT * np.eye(d)
+    else:
+        kept = _shrunk(symmetric(R @ (at.kept + of_prior) @ R), at.information_sd, R @ R)
     values, U = np.linalg.eigh(kept)
     gain = inverse.T @ root @ (U / np.clip(values, _LEAST_KEPT, 1.0)) @ U.T @ R
 

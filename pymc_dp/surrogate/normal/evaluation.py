@@ -7,24 +7,27 @@ it hurts all parameters alike.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from pymc_dp.linalg import Vector, as_matrix
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.queries import Gradient, Information, Score
+from pymc_dp.records.queries import Gradient, Information, Query, Root, Score
 from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
 
 _BEYOND = 6.0
-"""So many times √d/μ units are longer than their bound, μ that of the sum: there noise and what is clipped balance.
+"""So many times √d z units are longer than their bound, z the noise's sd in the sum / sensitivity: there noise and what is clipped balance.
 With 3 errors are 1.1 times as large, with 12 too."""
 _BEYOND_INFORMATION = 1.0
 """The same of information, where all that is clipped points in one direction."""
-_OF_CLIPPED = 0.3
+_OF_CLIPPED = 0.5
 """Part of what the bound clips that may be biased: centring takes off the rest as far as the model is right."""
 _OF_SCORES = 0.6
 """Of a share for sizes, the part for those of scores; the rest is for those of information."""
+_WIDE = 4
+"""Octaves of information that a bin holds at a pure ε. With half octaves, of 20,000 records at ε = .3 nothing was seen."""
 _SEEN = 4.75
 """In sds of the noise, the window of bins that is seen. Of 160 bins, five widths and ten parameters noise alone makes one run
 in two hundred see one; with 3.5 for single bins it was one in four, and a parameter in units 2^20 times off was lost."""
@@ -33,6 +36,14 @@ _BESIDE, _NEARBY = 3.0, 8
 _WINDOWS = (1, 2, 4, 8, 16)
 _WITHOUT_SIZE = 20
 """First bins, of sizes below 2^-50: parameters that no record tells of."""
+
+
+_USUAL_CLIPPED = 3.0
+"""Where sizes are not asked for: of a bound of c√(d/n), which is c root mean squares of scores in whitened coordinates, the error
+is about so many posterior sds over c³, as of an estimate that uses its data less well. The bound makes that and noise, which is as c,
+least in squares: then it is the noise over √3."""
+USUAL_INFORMATION = 4.0
+"""Its bound then, in parts of d/n, which is the mean."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,7 @@ class Parts:
     scores: float
     information: float
     room: float
+    kept: Literal["matrix", "diagonal", "nothing"] = "matrix"
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,8 @@ class Evaluation:
         Information of a unit, beyond which there are next to none.
     sizes, sizes_of_information : tuple of PrivateHistogram
         What bounds were chosen by.
+    saturated : bool
+        Whether units' information is so much longer than a bound that was not chosen by sizes that its sum says little of it.
     """
 
     theta: Vector
@@ -80,11 +94,12 @@ class Evaluation:
     noise: float
     sd: float
     information: Vector
-    kept: Vector
+    kept: Vector | None
     information_sd: float
     largest: float
     sizes: tuple[PrivateHistogram, ...]
     sizes_of_information: tuple[PrivateHistogram, ...]
+    saturated: bool
 
 
 class Evaluator:
@@ -101,7 +116,6 @@ class Evaluator:
 
     def __init__(self, measure: Measurements, n_units: float, tempering: float):
         self.measure, self.n_units, self._tempering = measure, n_units, tempering
-        self.mu = 1 / measure.multiplier(1.0)
 
     def at(
         self,
@@ -111,6 +125,7 @@ class Evaluator:
         parts: Parts,
         before: Evaluation | None = None,
         least: float = 0.0,
+        by_last_sum: bool = False,
     ) -> Evaluation:
         """Ask for everything at a place.
 
@@ -124,56 +139,91 @@ class Evaluator:
             Of a place so near that sizes are about the same: its histograms are counted in.
         least : float
             A bound that scores need at least.
+        by_last_sum : bool
+            Ask for scores at the end, for all that the share leaves.
         """
         d, T, measure = len(theta), self._tempering, self.measure
         of_sizes = share * parts.sizes
         for_scores, for_information = share * parts.scores, share * parts.information
 
-        plain = Gradient(theta, V, T)
-        sizes = (
-            *(before.sizes if before else ()),
-            measure.histogram(plain, _OF_SCORES * of_sizes, BINS_PER_OCTAVE),
+        sizes = self._counted(
+            Gradient(theta, V, T), _OF_SCORES * of_sizes, before.sizes if before else None
         )
-        number = self._number(_BEYOND, d, for_scores)
-        b, excess = size_exceeded_by(number, *pooled(sizes))
-        b = max(b, least)
-        score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
-        clipped = _OF_CLIPPED * number * excess * b / math.sqrt(d)
-
-        of = Information(theta, V, b, T)
-        sizes_of_information = (
-            *(before.sizes_of_information if before else ()),
-            measure.histogram(of, (1 - _OF_SCORES) * of_sizes, BINS_PER_OCTAVE),
+        if sizes:
+            z = measure.last_multiplier(d) if by_last_sum else measure.multiplier(for_scores, d)
+            number = self._number(_BEYOND, d, z)
+            b, excess = size_exceeded_by(number, *pooled(sizes))
+            b = max(b, least)
+        else:
+            usual = math.sqrt(d / self.n_units)
+            b = (
+                usual
+                * (3 * _USUAL_CLIPPED**2 / (usual * measure.noise_sd(1.0, for_scores, d)) ** 2)
+                ** 0.125
+            )
+        if not by_last_sum:
+            score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
+        of = Information(theta, V, b, T, parts.kept)
+        sizes_of_information = self._counted(
+            of, (1 - _OF_SCORES) * of_sizes, before.sizes_of_information if before else None
         )
-        number = self._number(_BEYOND_INFORMATION, d, for_information)
-        largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
+        D = of.dimension
+        if sizes:
+            number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information, D))
+            largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
+        else:
+            largest = USUAL_INFORMATION * usual**2
         # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
-        for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information))
+        for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information, D))
         C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
-        information, kept = (as_matrix(half, d) for half in np.split(packed, 2))
+        half, rest = np.split(packed, [d * (d + 1) // 2])
+        information, kept = as_matrix(half, d), None
+        if parts.kept == "matrix":
+            kept = as_matrix(rest, d)
+        elif parts.kept == "diagonal":
+            kept = np.diag(rest)
+        if by_last_sum:
+            score, noise = measure.last_sum(Score(theta, V, b, T), b)
+        clipped = (
+            _OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
+        )
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, clipped), information, kept, information_sd, largest, sizes,
-            sizes_of_information,
+            sizes_of_information, not sizes and float(np.trace(information)) > self.n_units * C / 2,
         )  # fmt: skip
 
-    def _number(self, beyond: float, d: int, share: float) -> float:
-        return min(beyond * math.sqrt(d) / (self.mu * math.sqrt(share)), self.n_units / 3)
+    def _counted(
+        self, of: Query, share: float, before: tuple[PrivateHistogram, ...] | None
+    ) -> tuple[PrivateHistogram, ...]:
+        """Counts of sizes: those of before, and fresh ones if there is a share for them."""
+        fresh = (self.measure.histogram(of, share, BINS_PER_OCTAVE),) if share else ()
+        return (*(before or ()), *fresh)
+
+    def _number(self, beyond: float, d: int, multiplier: float) -> float:
+        return min(beyond * math.sqrt(d) * multiplier, self.n_units / 3)
 
     def squares(self, theta: Vector, share: float) -> Vector:
         """Sums of the squares of units' scores in every parameter, shape (d,); 0 where nothing stands out of the noise.
 
-        By a histogram for each: what units parameters are in, before anything else is known.
+        By a histogram for each: what units parameters are in, before anything else is known. At a pure ε of the squares that the
+        model expects, which are the information, in bins that are wide: counts are dear, and what they say is scaled soon.
         """
-        d = len(theta)
         edges = PrivateHistogram.edges(BINS_PER_OCTAVE)
-        squares = edges[:-1] * edges[1:]
+        sizes, per_octave = edges[:-1] * edges[1:], BINS_PER_OCTAVE
+        if self.measure.pure:
+            edges, per_octave = PrivateHistogram.edges(1), 1
+            sizes = (edges[:-1] * edges[1:]) ** (_WIDE / 2)
         found = []
-        for e in np.eye(d):
-            of = Gradient(theta, np.outer(e, e), self._tempering)
-            histogram = self.measure.histogram(of, share / d, BINS_PER_OCTAVE)
+        for e in np.eye(len(theta)):
+            of: Query = Gradient(theta, np.outer(e, e), self._tempering)
+            if self.measure.pure:
+                of = Root(
+                    Information(theta, np.outer(e, e), math.inf, self._tempering, "nothing"), _WIDE
+                )
+            histogram = self.measure.histogram(of, share / len(theta), per_octave)
             counts, seen = histogram.released, _seen(histogram.released, histogram.sd)
-            found.append(max(float(counts[seen] @ squares[seen]), 0.0))
+            found.append(max(float(counts[seen] @ sizes[seen]), 0.0))
         return np.array(found)
 
 

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.linalg import Vector, floored, positive, symmetric
 from pymc_dp.records.measurements import Measurements
+from pymc_dp.records.queries import Information
 from pymc_dp.surrogate.normal.estimates import (
     Estimate,
     estimate,
@@ -16,7 +18,7 @@ from pymc_dp.surrogate.normal.estimates import (
     root_trace,
     whitening,
 )
-from pymc_dp.surrogate.normal.evaluation import Evaluation, Evaluator, Parts
+from pymc_dp.surrogate.normal.evaluation import USUAL_INFORMATION, Evaluation, Evaluator, Parts
 from pymc_dp.surrogate.normal.law import Law, Posterior, posterior_of
 from pymc_dp.surrogate.normal.model import NormalSurrogate
 
@@ -29,7 +31,7 @@ _SEARCH = 0.4
 _QUERY = 0.005, 0.03
 """Range of the share of a query on the way. Up to .06: errors 1.4 times as large, as there are fewer of them."""
 _RECORDS_TOLD = 18e3
-"""(nμ)² times the first share: about the mean of that range at n = 10,000 and ε = 1."""
+"""(n/z)² of the first share, z its noise's sd / sensitivity: about the mean of that range at n = 10,000 and ε = 1."""
 _ON_THE_WAY = Parts(sizes=0.2, scores=0.5, information=0.3, room=0.2)
 """With (.3, .4, .3) errors are 1.1 times as large, with (.2, .3, .5) the same; without room .5 % of the records that alone
 tell of a parameter are lost, and with room .1 now and then, with .4 errors are 1.1 times as large."""
@@ -38,6 +40,15 @@ _ENDING = 0.15, 0.3
 """Parts of what is left that the queries before the last one get. All gradients are pooled, so that costs next to nothing, and
 the last has coordinates in which few records that alone tell of a parameter are not long. Without them, 0.1 % of 20,000 records at ε = 3 make errors 2.4 times as large, and two runs of five are lost
 (`benchmarks/surrogate_limit.py`, "rare category")."""
+_BEFORE_LAST_SUM = 0.03
+"""Share that must be left before the last sum, or it is not worth what its coordinates then lack."""
+_PREPARING = 0.5
+"""Part of it for a whole query, whose coordinates and bound the last one has; the rest is for the last one's sizes and information."""
+_ALIKE = 2.0
+"""By how much information may differ from 1 in coordinates that are called white. Where few records alone tell of a parameter, what
+is seen of it at first is the prior's, and it takes the three long queries to find it: without this, errors are three times as large."""
+_PREPARED = Parts(sizes=0.5, scores=0.2, information=0.3, room=0.05)
+_LAST_SUM = Parts(sizes=0.6, scores=0.0, information=0.4, room=0.05)
 _RADIUS = 4.0
 """Nats by which a step may change a record's log-likelihood at first. Doubled where the gradient was as predicted, halved
 where it was not."""
@@ -60,37 +71,99 @@ class _Predicted:
     noise: float
 
 
+class _Shares(NamedTuple):
+    """What is spent on what."""
+
+    of_count: float
+    units: float
+    search: float
+    query: tuple[float, float]
+    on_the_way: Parts
+    last: Parts
+    ending: tuple[float, ...]
+
+
+_PURE = _Shares(
+    of_count=0.005,
+    units=0.05,
+    search=0.45,
+    query=(0.005, 0.05),
+    on_the_way=Parts(sizes=0.0, scores=0.5, information=0.5, room=0.2, kept="nothing"),
+    last=Parts(sizes=0.0, scores=0.75, information=0.25, room=0.05, kept="diagonal"),
+    ending=(0.25,),
+)
+
+
+def least_pure_epsilon(d: int, n_units: int, terms: int) -> float:
+    """ε that a search at δ = 0 takes: from there on noise in the information, at last, is less than all that there is of it.
+
+    A function of public numbers. Of 20,000 units it is .14 for 5 parameters, .70 for 10 and 3.7 for 20.
+
+    Parameters
+    ----------
+    d : int
+        Number of parameters.
+    n_units : int
+    terms : int
+        κ.
+    """
+    last = _PURE.last
+    share = (1 - _PURE.search) * math.prod(1 - part for part in _PURE.ending) * last.information
+    D = Information(np.zeros(d), np.eye(d), 1.0, kept=last.kept).dimension
+    bound = USUAL_INFORMATION * d / n_units
+    return math.sqrt(terms) * bound * math.sqrt(D + 1) * math.sqrt(d) / share
+
+
+def _shares(pure: bool) -> _Shares:
+    if pure:
+        return _PURE
+    return _Shares(OF_COUNT, _OF_UNITS, _SEARCH, _QUERY, _ON_THE_WAY, _LAST, _ENDING)
+
+
 class _Run:
     """What is known so far."""
 
     def __init__(
         self, measure: Measurements, log_public: LogPrior, start: Vector, tempering: float
     ):
-        n, sd = measure.units(OF_COUNT)
+        self.shares = _shares(measure.pure)
+        n, sd = measure.units(self.shares.of_count)
         self.n = max(n, sd, 1.0)
         self.measure, self.log_public, self.start = measure, log_public, start
         self.evaluator = Evaluator(measure, self.n, tempering)
         self.of_prior = np.maximum(-np.diag(log_public.hessian(start)), 1e-12)
         self.theta = start.copy()
-        self.P = np.diag(np.maximum(self.of_prior, self.evaluator.squares(start, _OF_UNITS)))
+        self.P = np.diag(
+            np.maximum(self.of_prior, self.evaluator.squares(start, self.shares.units))
+        )
         self.estimates: list[Estimate] = []
         self.radius, self.arrived, self.surprise = _RADIUS, False, math.nan
         self.off = np.zeros(len(start))
         self._predicted: _Predicted | None = None
         self._near: Evaluation | None = None
-        self.share = float(np.clip(_RECORDS_TOLD / (self.evaluator.mu * self.n) ** 2, *_QUERY))
+        first = measure.share(self.n / math.sqrt(_RECORDS_TOLD), len(start))
+        self.share = float(np.clip(first, *self.shares.query))
 
     @property
     def must_end(self) -> bool:
         """Whether the rest is for the last queries."""
-        return self.arrived or self.measure.spent > min(_SEARCH, 1 - 2 * self.share)
+        return self.arrived or self.measure.spent > min(self.shares.search, 1 - 2 * self.share)
 
-    def ask(self, share: float, parts: Parts, last: bool = False) -> Posterior:
+    @property
+    def settled(self) -> bool:
+        """Whether the last query has found its coordinates to be about white by what the data say, in every direction."""
+        last = self.estimates[-1]
+        values = np.linalg.eigvalsh(symmetric(last.at.V.T @ last.J @ last.at.V))
+        return bool(values[0] > 1 / _ALIKE and values[-1] < _ALIKE)
+
+    def ask(
+        self, share: float, parts: Parts, last: bool = False, by_last_sum: bool = False
+    ) -> Posterior:
         """One query, and the posterior given all of them; sets :attr:`theta` to where it leads."""
         theta, d, prior = self.theta, len(self.theta), self.log_public
         V = whitening(self.P)
         least = self.estimates[-1].bound_in(V) if self.estimates else 0.0
-        at = self.evaluator.at(theta, V, share, parts, self._near, least)
+        at = self.evaluator.at(theta, V, share, parts, self._near, least, by_last_sum)
         self.estimates.append(estimate(at, self.estimates, prior, self.n, last))
         now, slope = self.estimates[-1], prior.gradient(theta)
         self.P = now.P
@@ -104,7 +177,11 @@ class _Run:
         nats = math.sqrt(at.largest) * float(np.linalg.norm(inverse @ step))
         if last:
             before = self._predicted.noise if self._predicted else 0.0
-            self.arrived = self._good and length < _NEAR * math.hypot(before, math.sqrt(d))
+            self.arrived = (
+                not at.saturated
+                and self._good
+                and length < _NEAR * math.hypot(before, math.sqrt(d))
+            )
             law = Law(theta, gradient, J, S + now.of_curvature(step))
             return posterior_of(law, prior, theta)
 
@@ -121,8 +198,10 @@ class _Run:
         self.arrived = now.resolved and self._good and near and noise < _KNOWN * math.sqrt(d)
         # As dear as makes its noise a quarter of how far it is from there, which is not known to a fifth.
         rest = math.hypot(root_trace(now.P @ r.covariance), (1 - 0.8 * part) * length)
-        wanted = now.noise * math.sqrt(share) / max(math.sqrt(d), rest / 4)
-        self.share = float(np.clip(wanted**2 / parts.scores, *_QUERY))
+        wanted = max(math.sqrt(d), rest / 4) / now.noise * self.measure.multiplier(share, d)
+        self.share = float(
+            np.clip(self.measure.share(wanted, d) / parts.scores, *self.shares.query)
+        )
         return r
 
     def _check(self, now: Estimate, slope: Vector) -> None:
@@ -190,14 +269,19 @@ def fit_normal(
         on_progress("finding the parameters' units")
         run = _Run(measure, log_public, start, tempering)
         while not run.must_end:
-            r = run.ask(run.share, _ON_THE_WAY)
+            r = run.ask(run.share, run.shares.on_the_way)
             rounds = len(run.estimates)
             on_progress(f"query {rounds} on the way to the mode")
             watch(rounds, r if run.arrived else None)
         on_progress("the last queries, with all that is left")
-        for part in _ENDING:
-            run.ask(part * (1 - measure.spent), _LAST)
-        r = run.ask(1 - measure.spent, _LAST, last=True)
+        if run.arrived and measure.before_last_sum > _BEFORE_LAST_SUM:
+            run.ask(_PREPARING * measure.before_last_sum, _PREPARED)
+            if run.settled:
+                share = measure.before_last_sum
+                return run.surrogate(run.ask(share, _LAST_SUM, last=True, by_last_sum=True))
+        for part in run.shares.ending:
+            run.ask(part * (1 - measure.spent), run.shares.last)
+        r = run.ask(1 - measure.spent, run.shares.last, last=True)
         return run.surrogate(r)
     except (np.linalg.LinAlgError, OverflowError):  # of released numbers
         return nothing(log_public, start)

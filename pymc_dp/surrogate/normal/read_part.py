@@ -56,8 +56,9 @@ class _ReadTerms:
             yield chunk[:, self.read]
 
     def scores(self, theta: Vector) -> Iterator[Scores]:
-        for observed, simulated, weights in self.records.scores(self.whole(theta)):
-            yield Scores(observed[:, self.read], simulated[:, :, self.read], weights)
+        for of in self.records.scores(self.whole(theta)):
+            read = of.simulated[:, :, self.read]
+            yield of._replace(observed=of.observed[:, self.read], simulated=read)
 
 
 @dataclass(frozen=True, eq=False)
