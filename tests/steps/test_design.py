@@ -316,11 +316,9 @@ def mean_of(law, x, truth, theta, V, centres, bound):
     values = range(2) if law == "logistic" else range(200)
     for value in values:
         eta = x @ truth
-        if law == "logistic":
-            p = expit(eta if value else -eta)
-        else:
-            p = poisson.pmf(value, np.exp(eta))
-        here = expit(x @ theta) if law == "logistic" else np.exp(x @ theta)
+        of_two = law == "logistic"
+        p = expit(eta if value else -eta) if of_two else poisson.pmf(value, np.exp(eta))
+        here = expit(x @ theta) if of_two else np.exp(x @ theta)
         z = ((value - here)[:, None] * x) @ V - centres
         sizes = np.linalg.norm(z, axis=1)
         total = total + (p * np.minimum(1, bound / np.maximum(sizes, 1e-300))) @ z
