@@ -287,7 +287,7 @@ def test_of_two_outcomes_the_whole_ball_is_used():
     design, c = design_of("logistic"), compiled("logistic")
     asked = []
     measure = SimpleNamespace(
-        noise_sd=lambda bound, share: 1e-6 * bound,
+        noise_sd=lambda bound, share, dimension: 1e-6 * bound,
         spent=0.0,
         sum=lambda of, bound, share: asked.append((of, bound)) or (np.zeros(2), 1e-6),
     )
