@@ -91,13 +91,8 @@ class Regression:
         return slope
 
 
-@lru_cache(maxsize=64)  # two peers begin with the same
-def descent(data, mu, setting, seed):
-    """Noisy gradient steps on all records: points and gradients of the second half, shape (steps, d), and the noise's sd.
-
-    A setting is a clipping bound in longest rows, a step length, and steps. Subsampling would save time and no budget.
-    """
-    factor, rate, steps = setting
+@lru_cache(maxsize=64)  # two peers, and what they leave out, begin with the same
+def _descent(data, mu, factor, rate, steps, seed):
     bound, rng = factor * data.row, np.random.default_rng(seed)
     noise = 2 * bound * np.sqrt(steps) / mu
     path, slopes = np.zeros((2, steps, len(data.exact.mode)))
@@ -107,7 +102,19 @@ def descent(data, mu, setting, seed):
         slopes[k] = data.slope(theta, bound) + noise * rng.standard_normal(len(theta))
         slopes[k] += data.prior_slope(theta)
         theta = np.clip(theta + rate / len(data.y) * slopes[k], -_FARTHEST, _FARTHEST)
-    return path[steps // 2 :], slopes[steps // 2 :], noise
+    return path, slopes, noise
+
+
+def descent(data, mu, setting, seed):
+    """Noisy gradient steps on all records: points and gradients, shape (steps, d), and the noise's sd.
+
+    A setting is a clipping bound in longest rows, a step length, steps, and the part of them, at the beginning, that is left out
+    of the result. Subsampling would save time and no budget.
+    """
+    *how, left_out = setting
+    path, slopes, noise = _descent(data, mu, *how, seed)
+    first = int(left_out * len(path))
+    return path[first:], slopes[first:], noise
 
 
 def dp_sgd(data, epsilon, mu, setting, seed):
