@@ -39,7 +39,7 @@ PUBLIC = {
 
 UNTUNED = (1.0, 0.5, 200)
 """Of gradient descent: clipping bound in longest rows, step length (1 swings for ever in log σ), and steps."""
-FACTORS = [(f,) for f in (1.0, 0.8, 0.65, 0.5, 0.4, 0.3)]
+FACTORS = [(f,) for f in (1.0, 0.9, 0.8, 0.65, 0.5, 0.4, 0.3)]
 """Of public bounds: the first is untuned, the others are guesses that clip."""
 
 
@@ -47,7 +47,7 @@ def peers_of(name, likelihood, diffprivlib):
     """Each peer's function, and settings, the first of which is untuned."""
     # An ill-conditioned design needs more steps than a hundred, and squared residuals more room.
     steps = 800 if name == "RAND, any visit" else 100
-    factors = (0.2, 0.35, 0.6, 1.0) if likelihood == "bernoulli" else (0.5, 0.8, 1.3, 2.0)
+    factors = (0.35, 0.6, 0.8, 1.0) if likelihood == "bernoulli" else (0.8, 1.3, 2.0, 3.0)
     rates = (0.3, 1.0, 2.0, 4.0) if likelihood == "bernoulli" else (0.03, 0.1, 0.3, 1.0)
     descents = [UNTUNED, *itertools.product(factors, rates, (steps,))]
     peers = {"DP-SGD": (dp_sgd, descents), "DPVI": (dpvi, descents)}

@@ -383,17 +383,24 @@ def test_a_surrogate_without_its_noise_is_caught(monkeypatch):
         def discrete_gaussian(self, scale, size, at=()):
             return np.zeros(size, dtype=np.int64)
 
-    def quiet_sum(self, *args):
-        """The privacy filter's sums without noise, whose multipliers say that they have it."""
-        curator = self._curator
-        self._curator = Curator(curator._records, Silent())
-        try:
-            return honest(self, *args)
-        finally:
-            self._curator = curator
+        def l2(self, scale, dimension, at=()):
+            return np.zeros(dimension, dtype=np.int64)
 
-    honest = PaidMeasurements.sum
-    monkeypatch.setattr(PaidMeasurements, "sum", quiet_sum)
+    def quiet(honest):
+        """The privacy filter's sums without noise, whose multipliers say that they have it."""
+
+        def quiet_sum(self, *args):
+            curator = self._curator
+            self._curator = Curator(curator._records, Silent())
+            try:
+                return honest(self, *args)
+            finally:
+                self._curator = curator
+
+        return quiet_sum
+
+    for sums in ("sum", "last_sum"):
+        monkeypatch.setattr(PaidMeasurements, sums, quiet(getattr(PaidMeasurements, sums)))
     first = {"statistic": lambda run: run.draws[0, 0]}
     assert audited("normal", runs=60, epsilon=1.0, confidence=0.99, **first).violated
 
@@ -538,7 +545,7 @@ def test_refusals_of_mechanisms():
         dp.audit(lambda d, k: 0.0, zeros, canary=1.0, epsilon=1.0)
     with pytest.raises(dp.PrivacyConfigurationError, match="different lengths"):
         dp.audit(lambda d, k: np.zeros(k % 2 + 1), zeros, canary=1.0, **claim)
-    for wrong in ({"choose": 1.5}, {"confidence": 0.0}, {"delta": 0.0}):
+    for wrong in ({"choose": 1.5}, {"confidence": 0.0}, {"delta": -0.1}):
         with pytest.raises(dp.PrivacyConfigurationError):
             lower_bound(zeros, zeros, **{"delta": 0.1, **wrong})
     with pytest.raises(dp.PrivacyConfigurationError, match="finite"):

@@ -50,8 +50,18 @@ def faults(notebook):
     return found
 
 
-def test_there_are_eight_and_each_has_its_pair():
-    assert [path.name[:2] for path in SOURCES] == ["01", "02", "03", "04", "05", "06", "07", "08"]
+def test_there_are_nine_and_each_has_its_pair():
+    assert [path.name[:2] for path in SOURCES] == [
+        "01",
+        "02",
+        "03",
+        "04",
+        "05",
+        "06",
+        "07",
+        "08",
+        "09",
+    ]
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
     assert notebooks == [source.with_suffix(".ipynb") for source in SOURCES]
     assert sum(path.stat().st_size for path in notebooks) < LIMIT

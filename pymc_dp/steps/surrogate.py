@@ -199,7 +199,8 @@ class DPSurrogate(PrivateStep):
         settings = compiled, self._tempering, self._nuts_sampler
         units_known = self._shards is None and self.run.neighbours.public_size
         if self.run.delta == 0:
-            self._check_pure(name)
+            # Of a public design information is public, and all that is asked is a sum of d numbers.
+            self._check_pure(name, few=units_known and compiled.roles.public_design)
             return NormalFamily(*settings, units_known)
         if name == "polynomial":
             return PolynomialFamily(compiled, self._tempering)
@@ -221,9 +222,17 @@ class DPSurrogate(PrivateStep):
             return AutomaticFamily(*settings, units_known)
         return NormalFamily(*settings, units_known)
 
-    def _check_pure(self, name: FamilyName) -> None:
-        """Refuse what there is no way to at δ = 0, or what noise would drown: a function of public numbers."""
-        d, n, relation = self.compiled.d, self.roles.n_units, self.run.neighbours
+    def _check_pure(self, name: FamilyName, few: bool) -> None:
+        """Refuse what there is no way to at δ = 0, or, unless few numbers are asked, what noise would drown.
+
+        A function of public numbers.
+        """
+        d, n, relation, epsilon = (
+            self.compiled.d,
+            self.roles.n_units,
+            self.run.neighbours,
+            self.run.epsilon,
+        )
         if name in ("hierarchical", "polynomial") or has_groups(self.compiled):
             what = "groups" if has_groups(self.compiled) else f'`family="{name}"`'
             raise UnsupportedModelError(
@@ -231,9 +240,8 @@ class DPSurrogate(PrivateStep):
                 "with their number. Give `delta`, well below one in the number of units"
                 + ("." if has_groups(self.compiled) else ", or leave `family` out.")
             )
-        if d <= _FEW or not relation.public_size:
+        if few or d <= _FEW or epsilon is None or not relation.public_size:
             return
-        epsilon = self._whole.epsilon if isinstance(self._whole, Pure) else math.inf
         least = least_pure_epsilon(d, n, relation.terms)
         if epsilon < least:
             raise UnsupportedModelError(

@@ -54,6 +54,20 @@ def test_it_is_by_the_l2_mechanism_once_and_at_the_end(asked):
     )
 
 
+def test_it_is_about_what_the_likelihood_reads_alone(asked, monkeypatch):
+    """Of three levels and their spread, three numbers are released."""
+    rng = np.random.default_rng(8)
+    group = rng.integers(3, size=6_000)
+    with pm.Model() as model:
+        level = pm.Normal("level", 0, pm.HalfNormal("spread", 1), shape=3)
+        y = rng.normal(np.array([-1.0, 0.0, 1.0])[group], 1.0)
+        pm.Normal("y", level[pm.Data("group", group)], 1, observed=pm.Data("Y", y))
+    step = step_of(model, noise_source=dp.InsecureSeededNoise(3), unit=0)
+    step.release()
+    assert step.diagnostics.usable
+    assert asked[-1] == ("l2_sum", 3)
+
+
 def test_a_search_that_is_lost_does_without(asked):
     step = step_of(regression(), epsilon=0.5, noise_source=dp.InsecureSeededNoise(3))
     step.release()

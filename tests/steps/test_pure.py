@@ -48,7 +48,8 @@ def logistic(n=5000, d=2, seed=3):
     y = rng.random(n) < 1 / (1 + np.exp(-x @ np.linspace(-0.5, 1.0, d)))
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=d)
-        pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y.astype(int)))
+        X, Y = pm.Data("X", x, dims=("unit", None)), pm.Data("Y", y.astype(int), dims="unit")
+        pm.Bernoulli("y", logit_p=X @ beta, observed=Y, dims="unit")
     return model
 
 
@@ -135,6 +136,16 @@ def test_noise_is_as_large_as_a_run_says():
         errors.append((r.mean - y.mean()) / added)
     # Of 60 normal errors the root mean square is within .78 and 1.22 but for one time in 50.
     assert 0.7 < np.sqrt(np.mean(np.square(errors))) < 1.25
+
+
+def test_public_designs_have_pure_runs_too(paid):
+    """With many parameters, as no information is asked for."""
+    step = surrogate(logistic(2000, 8), public=["X"])
+    found = step.release().posterior
+    total = sum(Fraction(event.epsilon) * event.count for event in paid)
+    assert 2.99 < total <= 3
+    assert np.isfinite(found.mean).all()
+    assert step.diagnostics.usable
 
 
 def test_accounts_add_up_to_the_last_bit():
@@ -274,7 +285,7 @@ def groups():
     [
         (logistic, {"family": "polynomial"}, 'no surrogate for `family="polynomial"`'),
         (groups, {"unit": 0}, "no surrogate for groups"),
-        (lambda: logistic(200, 20), {}, "20 parameters"),
+        (lambda: logistic(200, 20), {}, "With 20 of them"),
     ],
     ids=["polynomial", "groups", "many parameters"],
 )

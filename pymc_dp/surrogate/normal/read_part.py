@@ -106,6 +106,9 @@ class _MeasurementsOfPart:
     def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
         return self._measure.sum(OfPart(of, self._read, self._start), bound, share)
 
+    def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
+        return self._measure.last_sum(OfPart(of, self._read, self._start), bound)
+
     def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
         return self._measure.histogram(OfPart(of, self._read, self._start), share, bins_per_octave)
 
