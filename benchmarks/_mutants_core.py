@@ -1554,8 +1554,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "surrogate/normal/fit.py",
-        "self._good and length < _NEAR",
-        "length < _NEAR",
+        "                not at.saturated\n                and self._good\n",
+        "                not at.saturated\n",
         "a last query that finds something else is told",
         f"{OWNERS} -k contradicts",
     ),
