@@ -1,11 +1,6 @@
 """What ``expected_privacy_shift`` forecasts, beside what runs on real data then report.
 
-    python benchmarks/expected_shift.py
-
-Five regressions on real data. A forecast has made-up covariates: columns drawn independently of each other, with the
-real ones' means and standard deviations, or shares of ones, rounded to one digit, as somebody who knows the field would
-write them down. *Guessed*: the outcomes' law has the prior's draw; *known*: it has the posterior means, rounded to one
-digit. Each is the median of five noises, and so is what comes: five runs with the defaults.
+Five regressions. Covariates are made up as somebody who knows the field would write them down.
 """
 
 import json
@@ -15,6 +10,7 @@ import warnings
 import numpy as np
 import pymc as pm
 from _ordinary import doctor_visits, table, wages, yes
+from _report import write_report
 
 import pymc_dp as dp
 
@@ -91,8 +87,7 @@ def what_comes(compiled, epsilon, runs=5):
 def main():
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    print("| model | records | ε | guessed | known | came | guessed / came | known / came |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    rows = []
     for name, model in models():
         rng, X = np.random.default_rng(0), model["x"].get_value()
         compiled = dp.compile(model)
@@ -108,11 +103,22 @@ def main():
                 for more in ({}, {"truth": truth})
             )
             came = what_comes(compiled, epsilon)
-            print(
-                f"| {name} | {len(X):,} | {epsilon:g} | {guessed:.2g} | {known:.2g} | {came:.2g} "
-                f"| {guessed / came:.2f} | {known / came:.2f} |",
-                flush=True,
-            )
+            rows.append([name, len(X), epsilon, guessed, known, came, guessed / came, known / came])
+            print(*rows[-1], flush=True)
+    report(rows)
+
+
+def report(rows):
+    write_report(
+        "expected_shift",
+        "What `expected_privacy_shift` forecasts, beside what comes",
+        "Privacy shifts, medians of five noises each; inf is a run that is not usable. *Came*: runs with the defaults on real "
+        "data. Forecasts have made-up covariates: columns independent of each other, normal or yes and no, with the real ones' "
+        "means and standard deviations rounded to one digit. *Guessed*: outcomes have parameters drawn from the prior, as "
+        "without `truth=`. *Known*: `truth=` is the mode, rounded to one digit.",
+        ["model", "records", "ε", "guessed", "known", "came", "guessed / came", "known / came"],
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -241,6 +241,23 @@ def a_law_without_draws(which):
     )
 
 
+@scenario
+def outcomes_of_a_trial(which):
+    """All that is not declared is different."""
+    arm = pm.Data("arm", np.arange(N) % 3, dims="person")
+    y = pm.Data("Y", rng(20 + which).integers(2, size=N), dims="person")
+    pm.Bernoulli("y", logit_p=pm.Normal("a", 0, 1, shape=3)[arm], observed=y, dims="person")
+
+
+@scenario
+def counts_in_a_trial(which):
+    """The same of outcomes of which some are drawn, with one that is out of all proportion."""
+    x = pm.Data("x", rng(1).normal(size=N), dims="person")
+    y = one_other(which, 2**40, rng(20 + which).poisson(2.0, size=N))
+    mean = pm.math.exp(pm.Normal("a", 0, 1) + pm.Normal("b", 0, 1) * x)
+    pm.Poisson("y", mean, observed=pm.Data("Y", y, dims="person"), dims="person")
+
+
 OUTCOMES = {
     "a_rate_beyond_all_numbers": True,
     "a_chance_above_one": True,
@@ -250,7 +267,8 @@ OUTCOMES = {
 }
 """Whether the surrogate compares them with outcomes of the model's."""
 
-PUBLIC = {"everybody_else": ["weight"]}
+TRIALS = {"outcomes_of_a_trial": ["arm"], "counts_in_a_trial": ["x"]}
+PUBLIC = {"everybody_else": ["weight"], **TRIALS}
 
 
 def built(name, which):
@@ -335,6 +353,10 @@ def cases():
             if name in OUTCOMES and sampler not in ("surrogate", "pure"):
                 continue
             for relation in RELATIONS:
+                if name in TRIALS and (
+                    relation != "substitute-one" or sampler not in ("surrogate", "pure")
+                ):
+                    continue  # who took part is public
                 if sampler == "barker" and relation != "substitute-one":
                     continue
                 most = sampler in ("penalty", "surrogate", "pure")

@@ -174,7 +174,8 @@ def test_a_run_says_little_before_and_the_verdict_last(n, epsilon, ending, caplo
 
 def test_what_epsilon_and_delta_promise_is_said_in_words(caplog, quiet):
     with caplog.at_level("INFO"):
-        dp.sample(5, model=normal_mean(1000), chains=1, epsilon=1.0, delta=1e-5, **quiet, **FAST)
+        ledger = dp.PrivacyLedger(epsilon=1.0, delta=1e-5)  # and so Gaussian noise only
+        dp.sample(5, model=normal_mean(1000), chains=1, epsilon=1.0, ledger=ledger, **quiet, **FAST)
     words = (
         "Costs ε = 1 at δ = 1e-05. Whatever comes out is at most 2.719 times as likely, plus 1e-05, as it would be if one "
         "record were replaced; who knows everything else notices that in at most 9 % of cases, with 5 % false alarms."

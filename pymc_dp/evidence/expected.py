@@ -140,7 +140,7 @@ def expected_privacy_shift(
         Default: 0.1 / made-up units. Under add-or-remove it has to be given, as for the run.
     data, truth, public
         As for :func:`~pymc_dp.tradeoff`: made-up covariates, parameters to draw outcomes with, and data that are
-        public.
+        public. Say what you expect by `truth`: a draw of a wide prior may be three times off.
     records : int, optional
         How many records to make up. Default: as many as `data` has rows, or, if their number is public, as the model.
     unit, neighbours

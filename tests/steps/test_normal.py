@@ -44,10 +44,11 @@ def logistic(n=5000, seed=3):
 
 
 def normal(n=3000):
+    """With a private covariate, or outcomes would be all that there is to ask about."""
     y = np.random.default_rng(5).normal(1.0, 1.0, size=n)
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 10)
-        pm.Normal("y", mu, 1, observed=pm.Data("Y", y))
+        pm.Normal("y", mu * pm.Data("X", np.ones(n)), 1, observed=pm.Data("Y", y))
     return model
 
 
