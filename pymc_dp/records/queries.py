@@ -127,7 +127,7 @@ class Score:
     Where outcomes are drawn, a clipped draw counts if another draw of its unit is clipped, too. What is expected of a unit that
     its covariates make long, whatever its outcome, is a matter of the model's middle, which the data have shaped. What is
     expected of one that a rare outcome alone makes long is a matter of the model's tail; where that is wrong, centring leads further
-    astray than clipping does.
+    astray than clipping does. With a bound that clips many of all units there is no such choice.
 
     Parameters
     ----------
@@ -138,12 +138,15 @@ class Score:
         b.
     tempering : float
         T.
+    wholly : bool
+        Whether all of what is expected is taken off, whoever is clipped.
     """
 
     theta: Vector
     V: Vector
     bound: float
     tempering: float = 1.0
+    wholly: bool = False
     about = "gradients"
 
     @property
@@ -157,7 +160,7 @@ class Score:
         for observed, simulated, weights, exact in records.scores(self.theta):
             z = _finite(simulated @ W)
             factor = shrink(np.linalg.norm(z, axis=2), self.bound)
-            kappa = _centred(factor < 1, exact)
+            kappa = 1.0 if self.wholly else _centred(factor < 1, exact)
             factor = weights * (factor - (weights * factor).sum(axis=0))
             yield clip(observed @ W, self.bound) - np.einsum("kn,knd->nd", kappa * factor, z)
 

@@ -162,7 +162,7 @@ class Evaluator:
                 ** 0.125
             )
         if not by_last_sum:
-            score, noise = measure.sum(Score(theta, V, b, T), b, for_scores)
+            score, noise = measure.sum(Score(theta, V, b, T, not sizes), b, for_scores)
         of = Information(theta, V, b, T, parts.kept)
         sizes_of_information = self._counted(
             of, (1 - _OF_SCORES) * of_sizes, before.sizes_of_information if before else None
