@@ -1097,7 +1097,7 @@ OF_RUNS = [
     ),
     Mutant(
         "planning.py",
-        "    return Plan(step.guarantee, step.ledger, step.roles.left_out, step.outlook())\n",
+        "    return Plan(step.guarantee, step.ledger, step.roles.left_out, step.outlook)\n",
         "    return Plan(step.guarantee, step.ledger)\n",
         "A plan names what will be left out",
         f"{RESULTS} -k 'test_deterministics_of_data'",

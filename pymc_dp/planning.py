@@ -1,7 +1,8 @@
 """A step's releases and their cost, before anything runs."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.accounting import composed_epsilon
@@ -26,19 +27,20 @@ class Plan:
         The account it will be charged to.
     left_out : tuple of str
         Deterministics that the result will not have, because private data are in them.
-    outlook : str
-        What can be said of the run before it is paid for, if anything can.
+    outlook : callable
+        Says what can be said of the run before it is paid for, or nothing; asked when rows are read, as it takes passes over
+        public data.
     """
 
     guarantee: Guarantee
     ledger: PrivacyLedger
     left_out: tuple[str, ...] = ()
-    outlook: str = ""
+    outlook: Callable[[], str] = str
 
     @property
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, in order."""
-        g = self.guarantee
+        g, outlook = self.guarantee, self.outlook()
         iterations = g.chains * g.iterations
         many = "" if g.n_units is None else f", {g.n_units:,} of them"
         rows = [
@@ -47,7 +49,7 @@ class Plan:
             ("Step", g.step),
             ("Private data", ", ".join(g.private_data)),
             ("Treated as public", ", ".join(g.public_data) or "nothing in the likelihood"),
-            *([("Public design", self.outlook)] if self.outlook else []),
+            *([("Public design", outlook)] if outlook else []),
             *([("Left out of the result", ", ".join(self.left_out))] if self.left_out else []),
             (
                 "Chains",
@@ -97,7 +99,7 @@ class Plan:
     @property
     def short(self) -> str:
         """The lines that whoever starts a run is to read."""
-        rows = dict(self.rows)
+        rows = dict(replace(self, outlook=str).rows)
         lines = [
             f"Protects: {rows['Protects']}.",
             f"Private: {rows['Private data']}. Treated as public: {rows['Treated as public']}.",
@@ -149,4 +151,4 @@ def plan(step: PrivateStep) -> Plan:
             f"`plan` takes a private step that has been built. Found {type(step).__name__}. Build the step of your "
             "model: `plan(DPSurrogate(epsilon=1.0, draws=1000, chains=4, model=model))`."
         )
-    return Plan(step.guarantee, step.ledger, step.roles.left_out, step.outlook())
+    return Plan(step.guarantee, step.ledger, step.roles.left_out, step.outlook)

@@ -152,30 +152,21 @@ class Curator:
         )
 
     def counts(
-        self, of: Query, bins_per_octave: int, *, noise_multiplier: float, permit: Permit
+        self,
+        of: Query,
+        bins_per_octave: int,
+        *,
+        noise_multiplier: float,
+        permit: Permit,
+        pure: bool = False,
     ) -> NDArray[np.float64]:
         """Noisy counts of the units by the size of their terms, shape (bins,).
 
         **Sensitivity** √κ in L2 norm under the curator's neighbours; **guarantee**: one Gaussian event of
-        :func:`~pymc_dp.privacy.histogram.noisy_counts`.
+        :func:`~pymc_dp.privacy.histogram.noisy_counts`. If it is to be pure, Laplace noise, sensitivity κ in L1 norm and one Pure
+        event of :func:`~pymc_dp.privacy.histogram.pure_noisy_counts`.
         """
-        return noisy_counts(
-            lambda: self._records.counts(of, bins_per_octave),
-            noise_multiplier=noise_multiplier,
-            permit=permit,
-            noise=self._noise,
-            neighbours=self.neighbours,
-        )
-
-    def pure_counts(
-        self, of: Query, bins_per_octave: int, *, noise_multiplier: float, permit: Permit
-    ) -> NDArray[np.float64]:
-        """As :meth:`counts`, with Laplace noise.
-
-        **Sensitivity** κ in L1 norm under the curator's neighbours; **guarantee**: one Pure event of
-        :func:`~pymc_dp.privacy.histogram.pure_noisy_counts`.
-        """
-        return pure_noisy_counts(
+        return (pure_noisy_counts if pure else noisy_counts)(
             lambda: self._records.counts(of, bins_per_octave),
             noise_multiplier=noise_multiplier,
             permit=permit,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.simulated import SECRET_WORDS, SimulatedScores
 from pymc_dp.linalg import Vector
+from pymc_dp.records.queries import finite_scores
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,12 @@ class PublicDesign:
         whole = [self._whole(place) for place in places]
         for weights, scores in self.simulated.elsewhere(self._whole(theta), whole, words, draws):
             weights = np.where(np.isfinite(weights), weights, 0.0)
-            yield weights, [_finite(z[:, :, self.read]) for z in scores]
+            yield weights, [finite_scores(z[:, :, self.read]) for z in scores]
 
     def _whole(self, part: Vector) -> Vector:
         theta = self.start.copy()
         theta[self.read] = part
         return theta
-
-
-def _finite(z: Vector) -> Vector:
-    return np.where(np.isfinite(z).all(axis=2, keepdims=True), z, 0.0)
 
 
 def public_design(

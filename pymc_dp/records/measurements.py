@@ -268,7 +268,9 @@ class PureMeasurements(_Paid):
         """See :class:`Measurements`."""
         z, permit = self._filter.permit(share)
         self._note(_SIZES, share)
-        counts = self._curator.pure_counts(of, bins_per_octave, noise_multiplier=z, permit=permit)
+        counts = self._curator.counts(
+            of, bins_per_octave, noise_multiplier=z, permit=permit, pure=True
+        )
         return PrivateHistogram(counts, self._curator.neighbours.pure_count_sd(z), bins_per_octave)
 
 

@@ -158,7 +158,7 @@ class Score:
         """See :class:`Query`."""
         W = _of_all(units, self.tempering * self.V)
         for observed, simulated, weights, exact in records.scores(self.theta):
-            z = _finite(simulated @ W)
+            z = finite_scores(simulated @ W)
             factor = shrink(np.linalg.norm(z, axis=2), self.bound)
             kappa = 1.0 if self.wholly else _centred(factor < 1, exact)
             factor = weights * (factor - (weights * factor).sum(axis=0))
@@ -235,7 +235,7 @@ class Information:
         """See :class:`Query`."""
         W = _of_all(units, self.tempering * self.V)
         for _, simulated, weights, _ in records.scores(self.theta):
-            z = _finite(simulated @ W)
+            z = finite_scores(simulated @ W)
             kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)
             left, right = z.transpose(1, 2, 0) / self.tempering, z.transpose(1, 0, 2)
             asked = (weights, kept) if self.kept == "matrix" else (weights,)
@@ -261,7 +261,7 @@ def _of_all(units: Units | None, W: Vector) -> Vector:
     return W
 
 
-def _finite(z: Vector) -> Vector:
+def finite_scores(z: Vector) -> Vector:
     """Scores of which none is in part."""
     return np.where(np.isfinite(z).all(axis=2, keepdims=True), z, 0.0)
 

@@ -112,7 +112,9 @@ class DPSurrogate(PrivateStep):
     :func:`~pymc_dp.surrogate.polynomial.fit.fit_polynomial` and
     :func:`~pymc_dp.surrogate.polynomial.evaluation.check`; auto, up to three parameters,
     :func:`~pymc_dp.surrogate.polynomial.switch.curvature` besides, and which of the two it is is decided by releases that
-    are paid for. **Guarantee**: :math:`\mu = 1/z` in :func:`~pymc_dp.privacy.accounting.gaussian_delta`. With ``delta=0`` those of
+    are paid for. **Guarantee**: :math:`\mu = 1/z` in :func:`~pymc_dp.privacy.accounting.gaussian_delta`. Without a ledger the last
+    query of a normal surrogate may be one ``L2Mechanism`` in place of the rest (:class:`~pymc_dp.privacy.events.GaussianOrL2`): the plan
+    says so, and its ε is of both. With ``delta=0`` those of
     a normal surrogate are one ``Pure(epsilon)`` event together, by simple composition: sums with the noise of the ℓ2 mechanism
     (:func:`~pymc_dp.privacy.noisy_sum.l2_noisy_total`), histograms with Laplace noise
     (:func:`~pymc_dp.privacy.histogram.pure_noisy_counts`).

@@ -169,7 +169,7 @@ def fit_design(
     -----
     **Releases**: sums of :class:`~pymc_dp.records.queries.Deviation`, each of a function of one unit's outcome, of its
     public covariates and of earlier releases; see :class:`~pymc_dp.records.measurements.Measurements` for their
-    sensitivity. **Guarantee**: together one Gaussian release of the budget's multiplier.
+    sensitivity. **Guarantee**: that of :func:`~pymc_dp.surrogate.normal.fit.fit_normal`.
     """
     run, share = _Run(measure, start, design, log_public, tempering), _FIRST
     try:

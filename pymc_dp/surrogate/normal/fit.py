@@ -47,6 +47,7 @@ _PREPARING = 0.5
 _ALIKE = 2.0
 """By how much information may differ from 1 in coordinates that are called white. Where few records alone tell of a parameter, what
 is seen of it at first is the prior's, and it takes the three long queries to find it: without this, errors are three times as large."""
+# Most of both goes to sizes: few units are beyond the last bound, and where sizes got a third, it was half as long again as it is best.
 _PREPARED = Parts(sizes=0.5, scores=0.2, information=0.3, room=0.05)
 _LAST_SUM = Parts(sizes=0.6, scores=0.0, information=0.4, room=0.05)
 _RADIUS = 4.0
@@ -263,7 +264,8 @@ def fit_normal(
     :class:`~pymc_dp.records.queries.Gradient` and :class:`~pymc_dp.records.queries.Information`, sums of
     :class:`~pymc_dp.records.queries.Score` and of the latter; see
     :class:`~pymc_dp.records.measurements.Measurements` for their sensitivities. **Guarantee**: together one
-    Gaussian release of the budget's multiplier.
+    Gaussian release of the budget's multiplier; if the measurements have a last sum by the ℓ2 mechanism, that of
+    :class:`~pymc_dp.privacy.events.GaussianOrL2` after a first part; if they are pure, the budget's ε.
     """
     try:
         on_progress("finding the parameters' units")
