@@ -19,6 +19,8 @@ from pymc_dp.privacy.kept_sum import KeptSum
 from pymc_dp.privacy.noise import SecureNoise
 from pymc_dp.records import curator
 
+from .differential import RELEASES
+
 SENTINEL = 271828.182845904509
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 
@@ -118,16 +120,6 @@ def assert_same(first, second):
         )
     for key in ("error", "text", "plan", "report"):
         assert first[key] == second[key], key
-
-
-RELEASES = (
-    "noisy_total",
-    "poisson_noisy_total",
-    "noisy_batch_mean",
-    "noisy_counts",
-    "l2_noisy_total",
-    "pure_noisy_counts",
-)
 
 
 @pytest.fixture
