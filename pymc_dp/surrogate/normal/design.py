@@ -32,8 +32,6 @@ _NEAR = 0.2
 _FAR = 0.5
 """The same of a place at which scores are not what they are at the mode: from there one sees less than one thinks, as all
 of a group's counts may be above their bound."""
-_LEAST_GAINED = 0.1
-"""Of a variance, by the last query: without noise the first has told all, and what is left is chance in what was drawn."""
 _ON_THE_WAY, _LAST = (8, 0.5), (16, 0.3)
 """Outcomes that are drawn of a unit, to know the mean of what was answered; and the length of a step that no other follows, in
 sds of the law, of which such means are off by √½ over the root of that number at most."""
@@ -67,7 +65,7 @@ class _Run(Asker):
         super().__init__(*asker)
         self.measure, self.theta = measure, start
         self.answers: list[_Answer] = []
-        self.arrived = False
+        self.surprise, self.arrived = math.nan, False
 
     def ask(self, share: float) -> None:
         """One query, at :attr:`theta`."""
@@ -120,6 +118,9 @@ class _Run(Asker):
             scores = math.sqrt(max(float(step @ found.J @ step), 0.0) / self.design.n_units)
             before = step * min(1.0, longest / max(scores, 1e-300))
             self.theta = self.theta + before
+        known = float(np.trace(np.linalg.solve(r.precision, r.law.K)))
+        misfit = found.misfit(totals, noise, r.mean - r.law.centre)
+        self.surprise = math.sqrt(max(misfit, 0.0) / max(len(totals) - known, 1e-9))
         self.theta = r.mean
         return r
 
@@ -133,18 +134,6 @@ class _Run(Asker):
 def _at_the_end(design: PublicDesign) -> int:
     """How many outcomes of a unit are drawn then."""
     return min(max(_LAST[0], math.ceil(_DRAWN / design.n_units)), _MOST_DRAWN)
-
-
-def _compared(before: Posterior, after: Posterior) -> tuple[float, Vector]:
-    """How far the last answer has moved what was known, in the sds that it had by it; and in every parameter's own.
-
-    Means of posteriors move by as much as their covariance shrinks.
-    """
-    moved, R = after.mean - before.mean, whitening(after.precision).T @ after.precision
-    gained = positive(symmetric(R @ before.covariance @ R.T) - np.eye(len(moved)), _LEAST_GAINED)
-    in_sds = R @ moved
-    surprise = math.sqrt(float(in_sds @ np.linalg.solve(gained, in_sds)) / len(moved))
-    return surprise, moved / np.sqrt(np.diag(np.linalg.inv(after.exact)))
 
 
 def fit_design(
@@ -194,12 +183,12 @@ def fit_design(
         on_progress("the last query, with all that is left")
         run.ask_last()
         r = run.known(_at_the_end(design), _LAST[1])
-        surprise, off = _compared(before, r)
+        moved = (r.mean - before.mean) / np.sqrt(np.diag(np.linalg.inv(r.exact)))
     except (np.linalg.LinAlgError, OverflowError):  # of released numbers
         return nothing(log_public, start)
     last = run.answers[-1].question
     return NormalSurrogate(
-        posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=math.nan, surprise=surprise, off=off,
+        posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=math.nan, surprise=run.surprise, off=moved,
         improbable=improbable(log_public, start, r.mean), rounds=rounds, arrived=run.arrived,
     )  # fmt: skip
 
