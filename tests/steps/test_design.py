@@ -3,6 +3,7 @@
 import functools
 from types import SimpleNamespace
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
@@ -476,3 +477,14 @@ def test_hyperparameters_are_the_priors_own_business():
     assert surrogate.arrived
     means = np.array([y[k == g].mean() for g in range(6)])
     assert np.corrcoef(surrogate.posterior.mean[-6:], means)[0, 1] > 0.95
+
+
+def test_no_outcome_is_held_by_what_is_public():
+    """Not a byte of the column, wherever it may be kept; of the covariates all are there."""
+    y = np.random.default_rng(8).normal(size=N)
+    in_model = compiled("linear").model["Y"].get_value()
+    for design in (design_of("linear", X, y), public_design(compiled("linear"))):
+        held = cloudpickle.dumps(design)
+        assert y.tobytes() not in held
+        assert in_model.tobytes() not in held
+        assert X.tobytes() in held
