@@ -379,7 +379,7 @@ def test_a_start_that_is_hundreds_of_sds_off_costs_next_to_nothing(truth):
     posterior = surrogate.posterior
     off = (posterior.mean - mode) / np.sqrt(np.diag(np.linalg.inv(posterior.exact)))
     assert surrogate.arrived
-    assert surrogate.rounds <= 4
+    assert surrogate.rounds <= 5  # an eighth of the budget
     assert np.abs(off).max() < 5 * max(float(posterior.privacy_shifts.max()), 0.2)
 
 
