@@ -894,14 +894,14 @@ OF_RUNS = [
     ),
     Mutant(
         "steps/surrogate.py",
-        "        if 0 < privacy_filter.spent < 1 - _ROUNDING:  # a search that was lost\n            self.run.settle_first(privacy_filter.close())\n",
-        "        if 0 < privacy_filter.spent < 1 - _ROUNDING:\n            self.run.settle_first(())\n",
+        "        if 0 < measure.spent < 1 - _ROUNDING:  # a search that was lost\n            self.run.settle_first(measure.close())\n",
+        "        if 0 < measure.spent < 1 - _ROUNDING:\n            self.run.settle_first(())\n",
         "A run is settled at what it has released, not at less",
         "tests/steps/test_normal.py -k 'search_in_vain or spends_its_filter'",
     ),
     Mutant(
         "steps/surrogate.py",
-        "                self._give_back(privacy_filter.close(), type(failure).__name__)\n                raise\n",
+        "                self._give_back(measure.close(), type(failure).__name__)\n                raise\n",
         "                raise\n",
         "What a run that failed has not released is given back",
         f"{INTERRUPTS} -k 'given_back or gives_back'",
@@ -1097,7 +1097,7 @@ OF_RUNS = [
     ),
     Mutant(
         "planning.py",
-        "    return Plan(step.guarantee, step.ledger, step.roles.left_out)\n",
+        "    return Plan(step.guarantee, step.ledger, step.roles.left_out, step.outlook())\n",
         "    return Plan(step.guarantee, step.ledger)\n",
         "A plan names what will be left out",
         f"{RESULTS} -k 'test_deterministics_of_data'",

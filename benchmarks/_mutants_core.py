@@ -1296,17 +1296,17 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "steps/surrogate.py",
-        "self._give_back(privacy_filter.close(), type(failure).__name__)",
+        "self._give_back(measure.close(), type(failure).__name__)",
         "self._give_back(tuple(replace(e, noise_multiplier=100 * e.noise_multiplier) "
-        "for e in privacy_filter.close()), type(failure).__name__)",
+        "for e in measure.close()), type(failure).__name__)",
         "a run that fails stays charged for all it released",
         "tests/test_interrupts.py -k error_in_the_search",
     ),
     Mutant(
         "steps/surrogate.py",
-        "self.run.settle_first(privacy_filter.close())",
+        "self.run.settle_first(measure.close())",
         "self.run.settle_first(tuple(replace(e, noise_multiplier=100 * e.noise_multiplier) "
-        "for e in privacy_filter.close()))",
+        "for e in measure.close()))",
         "a search in vain is settled at all it released",
         "tests/steps/test_normal.py -k search_in_vain",
     ),
@@ -1554,8 +1554,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "surrogate/normal/fit.py",
-        "self.arrived = self._good and length",
-        "self.arrived = length",
+        "                not at.saturated\n                and self._good\n",
+        "                not at.saturated\n",
         "a last query that finds something else is told",
         f"{OWNERS} -k contradicts",
     ),

@@ -12,7 +12,7 @@ from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Event, L2Mechanism, L2Option
 
 # Of δ, for the Gaussian releases if they are not exchanged. Half makes their noise 3 to 5 % larger and that of the ℓ2
-# mechanism by 0.6 % at most (d = 1 to 10, ε = 0.3 to 3, shares of 0.1 and 0.2); nine tenths, 0.7 and up to 12 %.
+# mechanism by 0.7 % at most (d = 1 to 10, ε = 0.3 to 3, shares of 0.1 and 0.2); nine tenths, 0.7 and up to 12 %.
 _UNEXCHANGED = 0.5
 
 # Of the logarithm of a multiplier: between looks for the one that is enough, and of what is found.
