@@ -3,6 +3,7 @@
 import functools
 from types import SimpleNamespace
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
@@ -23,6 +24,7 @@ from pymc_dp.records.queries import Deviation
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.surrogate.normal.design import expected_shifts, fit_design
 from pymc_dp.surrogate.normal.deviations import Asker
+from pymc_dp.surrogate.normal.diagnosis import diagnose
 
 FAST = {"mode": "FAST_COMPILE"}
 N = 400
@@ -289,6 +291,7 @@ def test_of_two_outcomes_the_whole_ball_is_used():
     measure = SimpleNamespace(
         noise_sd=lambda bound, share, dimension: 1e-6 * bound,
         spent=0.0,
+        before_last_sum=0.0,
         sum=lambda of, bound, share: asked.append((of, bound)) or (np.zeros(2), 1e-6),
     )
     with pytest.raises(RuntimeError):
@@ -376,7 +379,7 @@ def test_a_start_that_is_hundreds_of_sds_off_costs_next_to_nothing(truth):
     posterior = surrogate.posterior
     off = (posterior.mean - mode) / np.sqrt(np.diag(np.linalg.inv(posterior.exact)))
     assert surrogate.arrived
-    assert surrogate.rounds <= 4
+    assert surrogate.rounds <= 5  # an eighth of the budget
     assert np.abs(off).max() < 5 * max(float(posterior.privacy_shifts.max()), 0.2)
 
 
@@ -384,7 +387,7 @@ def test_a_start_that_is_hundreds_of_sds_off_costs_next_to_nothing(truth):
 def test_intervals_cover_the_truth(law, z):
     """90 % of those of some data sets, of parameters from the prior, within three standard errors."""
     rng, inside, surprises = np.random.default_rng(6), [], []
-    for k in range(30):
+    for k in range(30 if law == "logistic" else 12):
         truth = rng.normal(0, 1 if law == "logistic" else 0.7, size=2)
         y = outcomes_of(law, X, rng, truth)
         surrogate = fitted(law, X, y, z, seed=k)
@@ -416,6 +419,48 @@ def test_what_a_model_expects_of_noise_is_what_a_run_says():
     assert public < 0.75 * private
 
 
+def test_answers_that_contradict_each_other_are_told():
+    """The last one is as from other people: twenty of its sds off."""
+    y = outcomes_of("logistic", X, np.random.default_rng(4))
+    c, measure = compiled("logistic"), measured(records_of("logistic", X, y), 0.2)
+    honest, calls = measure.sum, []
+
+    def sum_of(of, bound, share):
+        total, sd = honest(of, bound, share)
+        calls.append(share)
+        return total + (0 if share < 0.5 else 20 * np.hypot(sd, bound * np.sqrt(N))), sd
+
+    measure.sum = sum_of
+    found = fit_design(measure, c.log_public, c.parameters.start, design=design_of("logistic"))
+    assert len(calls) > 1
+    assert not diagnose(found, c.parameters.labels, c.parameters.largest).usable
+
+
+def parabola(x, y):
+    a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
+    mean = a + b**2 + 0 * pm.Data("x", x, dims="unit")
+    pm.Normal("y", mean, 1.0, observed=pm.Data("Y", y, dims="unit"), dims="unit")
+
+
+@pytest.mark.parametrize(("build", "family"), [(logistic, "normal"), (parabola, "polynomial")])
+def test_what_shape_a_likelihood_has_is_known_without_asking(build, family, few_moves):
+    rng = np.random.default_rng(4)
+    straight = build is logistic
+    with pm.Model() as model:
+        build(
+            X if straight else X[:, 1],
+            outcomes_of("logistic", X, rng) if straight else rng.normal(1, 1, N),
+        )
+    step = dp.DPSurrogate(
+        epsilon=20.0, delta=1e-5, draws=20, chains=1, model=model, public=["X" if straight else "x"], compile_kwargs=FAST
+    )  # fmt: skip
+    step.release()
+    assert step.diagnostics.family == family
+    if straight:
+        spent = [name for name in step.guarantee.diagnostics if name.startswith("spent_on")]
+        assert spent == ["spent_on_gradients"]
+
+
 def test_hyperparameters_are_the_priors_own_business():
     """With a public design too: nothing is asked of what the likelihood does not read."""
     rng = np.random.default_rng(7)
@@ -432,3 +477,14 @@ def test_hyperparameters_are_the_priors_own_business():
     assert surrogate.arrived
     means = np.array([y[k == g].mean() for g in range(6)])
     assert np.corrcoef(surrogate.posterior.mean[-6:], means)[0, 1] > 0.95
+
+
+def test_no_outcome_is_held_by_what_is_public():
+    """Not a byte of the column, wherever it may be kept; of the covariates all are there."""
+    y = np.random.default_rng(8).normal(size=N)
+    in_model = compiled("linear").model["Y"].get_value()
+    for design in (design_of("linear", X, y), public_design(compiled("linear"))):
+        held = cloudpickle.dumps(design)
+        assert y.tobytes() not in held
+        assert in_model.tobytes() not in held
+        assert X.tobytes() in held

@@ -467,7 +467,8 @@ def test_few_parameters_are_what_the_switch_is_for(caplog):
     y = np.random.default_rng(2).normal(size=(400, 4))
     for d, switches in ((1, True), (4, False)):
         with pm.Model(), caplog.at_level(logging.CRITICAL):
-            mean = pm.Normal("mean", 0, 1, shape=d)
+            # With a private covariate: of public ones it is known without asking.
+            mean = pm.Normal("mean", 0, 1, shape=d) + pm.Data("X", np.zeros((400, 1)))
             pm.Normal("y", mean, 1, observed=pm.Data("Y", y[:, :d]))
             idata = dp.sample(20, chains=1, epsilon=8.0, **QUIET, **FAST)
         said = json.loads(idata.attrs["privacy_diagnostics"])

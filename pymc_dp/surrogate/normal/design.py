@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.linalg import eigvalsh
 
 from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.linalg import Vector, positive, symmetric
@@ -24,15 +25,13 @@ from pymc_dp.surrogate.normal.fit import improbable, nothing
 from pymc_dp.surrogate.normal.law import Posterior, posterior_of
 from pymc_dp.surrogate.normal.model import NormalSurrogate
 
-_FIRST, _MOST = 0.01, 0.3
+_FIRST, _MOST = 0.004, 0.3
 """Share of the first query, and of all of the search. Each costs twice as much as the one before."""
 _NEAR = 0.2
 """Sds of a unit's score by which it is uncertain where the mode is, root mean square: then the last query is asked there."""
 _FAR = 0.5
 """The same of a place at which scores are not what they are at the mode: from there one sees less than one thinks, as all
 of a group's counts may be above their bound."""
-_LEAST_GAINED = 0.1
-"""Of a variance, by the last query: without noise the first has told all, and what is left is chance in what was drawn."""
 _ON_THE_WAY, _LAST = (8, 0.5), (16, 0.3)
 """Outcomes that are drawn of a unit, to know the mean of what was answered; and the length of a step that no other follows, in
 sds of the law, of which such means are off by √½ over the root of that number at most."""
@@ -66,7 +65,7 @@ class _Run(Asker):
         super().__init__(*asker)
         self.measure, self.theta = measure, start
         self.answers: list[_Answer] = []
-        self.arrived = False
+        self.surprise, self.arrived = math.nan, False
 
     def ask(self, share: float) -> None:
         """One query, at :attr:`theta`."""
@@ -74,13 +73,21 @@ class _Run(Asker):
         deviations = Deviation(at.theta, at.V, at.centres)
         self.answers.append(_Answer(at, *self.measure.sum(deviations, at.bound, share)))
 
-    def ask_last(self) -> None:
-        """One query for all that is left."""
+    @property
+    def last_noise(self) -> float:
+        """Standard deviation of what is added to a sum for all that is left, at a bound of 1."""
         measure, d = self.measure, len(self.theta)
         if measure.before_last_sum <= 0:
-            return self.ask(1 - measure.spent)
+            return measure.noise_sd(1.0, 1 - measure.spent, d)
         sensitivity = measure.noise_sd(1.0, 1.0, d) / measure.multiplier(1.0, d)
-        at = self.question(self.theta, measure.last_multiplier(d) * sensitivity)
+        return measure.last_multiplier(d) * sensitivity
+
+    def ask_last(self) -> None:
+        """One query for all that is left."""
+        measure = self.measure
+        if measure.before_last_sum <= 0:
+            return self.ask(1 - measure.spent)
+        at = self.question(self.theta, self.last_noise)
         deviations = Deviation(at.theta, at.V, at.centres)
         self.answers.append(_Answer(at, *measure.last_sum(deviations, at.bound)))
 
@@ -111,6 +118,9 @@ class _Run(Asker):
             scores = math.sqrt(max(float(step @ found.J @ step), 0.0) / self.design.n_units)
             before = step * min(1.0, longest / max(scores, 1e-300))
             self.theta = self.theta + before
+        known = float(np.trace(np.linalg.solve(r.precision, r.law.K)))
+        misfit = found.misfit(totals, noise, r.mean - r.law.centre)
+        self.surprise = math.sqrt(max(misfit, 0.0) / max(len(totals) - known, 1e-9))
         self.theta = r.mean
         return r
 
@@ -124,18 +134,6 @@ class _Run(Asker):
 def _at_the_end(design: PublicDesign) -> int:
     """How many outcomes of a unit are drawn then."""
     return min(max(_LAST[0], math.ceil(_DRAWN / design.n_units)), _MOST_DRAWN)
-
-
-def _compared(before: Posterior, after: Posterior) -> tuple[float, Vector]:
-    """How far the last answer has moved what was known, in the sds that it had by it; and in every parameter's own.
-
-    Means of posteriors move by as much as their covariance shrinks.
-    """
-    moved, R = after.mean - before.mean, whitening(after.precision).T @ after.precision
-    gained = positive(symmetric(R @ before.covariance @ R.T) - np.eye(len(moved)), _LEAST_GAINED)
-    in_sds = R @ moved
-    surprise = math.sqrt(float(in_sds @ np.linalg.solve(gained, in_sds)) / len(moved))
-    return surprise, moved / np.sqrt(np.diag(np.linalg.inv(after.exact)))
 
 
 def fit_design(
@@ -159,7 +157,8 @@ def fit_design(
     design : PublicDesign
         What is known of everything else.
     watch : callable, optional
-        Told after the search how many queries there were and what they say. It may raise, and the rest is not spent here.
+        Told after the search how many queries there were, and what will be known when the last one is answered, if its answer
+        is as expected. It may raise, and the rest is not spent here.
 
     Returns
     -------
@@ -180,18 +179,53 @@ def fit_design(
             before, share = run.known(*_ON_THE_WAY), 2 * share
             if run.is_near(before) or measure.spent + share > _MOST:
                 break
-        watch(rounds, before)
+        watch(rounds, posterior_at(run, run.theta, run.last_noise))
         on_progress("the last query, with all that is left")
         run.ask_last()
         r = run.known(_at_the_end(design), _LAST[1])
-        surprise, off = _compared(before, r)
+        moved = (r.mean - before.mean) / np.sqrt(np.diag(np.linalg.inv(r.exact)))
     except (np.linalg.LinAlgError, OverflowError):  # of released numbers
         return nothing(log_public, start)
     last = run.answers[-1].question
     return NormalSurrogate(
-        posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=math.nan, surprise=surprise, off=off,
+        posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=math.nan, surprise=run.surprise, off=moved,
         improbable=improbable(log_public, start, r.mean), rounds=rounds, arrived=run.arrived,
     )  # fmt: skip
+
+
+def posterior_at(asker: Asker, theta: Vector, noise: float) -> Posterior:
+    """What one query tells if θ is the mode, with noise of this standard deviation at a bound of 1. Reads no outcomes."""
+    at = asker.question(theta, noise)
+    found = asker.expected(theta, [at], _at_the_end(asker.design))
+    law = found.law(theta, found.mean, np.full(len(theta), noise * at.bound), asker.tempering)
+    of_prior = -asker.log_public.hessian(theta)
+    known, exact = positive(law.K + of_prior, 1e-12), positive(law.J + of_prior, 1e-12)
+    return Posterior(law, theta, known, exact, of_prior)
+
+
+def bend(
+    design: PublicDesign, log_public: LogPrior, posterior: Posterior, tempering: float
+) -> float:
+    """By how much the logarithm of the precision changes over a posterior sd, in any direction at most. Reads no outcomes.
+
+    Parameters
+    ----------
+    design, log_public, tempering
+        As in :func:`fit_design`.
+    posterior : Posterior
+    """
+    V = whitening(posterior.precision)
+
+    def precision(theta: Vector) -> Vector:
+        chunks = [(w, z) for w, (z,) in design.scores(theta, [theta], 0, CHOSEN)]
+        J = sum(np.einsum("kn,knd,kne->de", w, z, z, optimize=True) for w, z in chunks)
+        return positive(V.T @ (tempering * symmetric(J) - log_public.hessian(theta)) @ V, 1e-12)
+
+    here = precision(posterior.mean)
+    changes = [
+        eigvalsh(precision(posterior.mean + step), here) for step in np.concatenate([V.T, -V.T])
+    ]
+    return float(np.max(np.abs(np.log(np.maximum(changes, 1e-300)))))
 
 
 def expected_shifts(
@@ -215,13 +249,10 @@ def expected_shifts(
         If covariates were private, and the best bound for plainly clipped scores and the curvature known.
     """
     asker, d = Asker(design, log_public, tempering), len(theta)
-    at = asker.question(theta, noise)
-    found = asker.expected(theta, [at], _at_the_end(design))
-    law = found.law(theta, found.mean, np.full(d, noise * at.bound), tempering)
-    of_prior = -log_public.hessian(theta)
-    P = positive(law.J + of_prior, 1e-12)
+    r = posterior_at(asker, theta, noise)
+    V = whitening(r.exact)
     known = [
-        (w, np.linalg.norm(tempering * z @ at.V, axis=2))
+        (w, np.linalg.norm(tempering * z @ V, axis=2))
         for w, (z,) in design.scores(theta, [theta], 0, CHOSEN)
     ]
     longest = max(float(np.max(sizes)) for _, sizes in known)
@@ -231,5 +262,4 @@ def expected_shifts(
         + sum(float((w * np.maximum(sizes - b, 0.0)).sum()) for w, sizes in known) ** 2 / d
         for b in longest * 2.0 ** -np.linspace(0, 8, 50)
     ]
-    posterior = Posterior(law, theta, P, P, of_prior)
-    return posterior.privacy_shift, math.sqrt(min(costs))
+    return r.privacy_shift, math.sqrt(min(costs))
