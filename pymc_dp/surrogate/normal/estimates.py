@@ -27,6 +27,8 @@ _LEAST_KEPT = 0.2
 """Of the information, in any direction: what a clipped score is said to keep of it at least."""
 _USUALLY_KEPT = 0.75
 """The same where it was not asked: scores with a bound of 1.5 root mean squares."""
+_KEPT_SPREAD = 0.1
+"""By how much it differs from direction to direction, as far as nothing else is known of it."""
 _HALF, _LEAST_PART = 0.5, 0.1
 """Part of the information that scores should keep, and the least that noise lets be told of it. Without, 2 % of outcomes at
 ε = .3 are four of their sds off and said to be known; with .7 errors are 1.1 times as large."""
@@ -111,20 +113,27 @@ def estimate(
     P = (U * values) @ U.T
     root, R = (U * np.sqrt(values)) @ U.T, (U / np.sqrt(values)) @ U.T
     if at.kept is None:
-        kept = _USUALLY_KEPT * np.eye(d)
+        kept, kept_sd = _USUALLY_KEPT * np.eye(d), _KEPT_SPREAD
     else:
-        kept = _shrunk(symmetric(R @ (at.kept + of_prior) @ R), at.information_sd, R @ R)
+        seen = symmetric(R @ (at.kept + of_prior) @ R)
+        kept, kept_sd = _shrunk(seen, at.information_sd, R @ R, np.count_nonzero(at.kept) <= d)
     values, U = np.linalg.eigh(kept)
-    gain = inverse.T @ root @ (U / np.clip(values, _LEAST_KEPT, 1.0)) @ U.T @ R
+    K_inverse = (U / np.clip(values, _LEAST_KEPT, 1.0)) @ U.T
+    gain = inverse.T @ root @ K_inverse @ R
 
     slope = prior.gradient(at.theta)
     gradient = gain @ (at.score + V.T @ slope) - slope
     P_theta = symmetric(inverse.T @ P @ inverse)
     there = gradient + slope
-    far = 0.0 if last else _TRUST**2 * float(there @ np.linalg.solve(P_theta, there)) / d
+    if last:
+        white = np.linalg.solve(inverse.T @ root, there)
+        of_kept = K_inverse @ product_covariance(np.outer(white, white), kept_sd) @ K_inverse
+        doubted = inverse.T @ root @ of_kept @ root @ inverse
+    else:
+        doubted = _TRUST**2 * float(there @ np.linalg.solve(P_theta, there)) / d * P_theta
     noise = at.noise * root_trace(np.linalg.solve(P_theta, gain @ gain.T))
     return Estimate(
-        at, gradient, gain @ gain.T * at.sd**2 + far * P_theta, P_theta,
+        at, gradient, gain @ gain.T * at.sd**2 + doubted, P_theta,
         symmetric(inverse.T @ (P - of_prior) @ inverse), sd, resolved, noise, float(np.trace(kept)) / d,
     )  # fmt: skip
 
@@ -145,8 +154,8 @@ def _pooled_information(answers: Sequence[Evaluation], n_units: float) -> tuple[
     return symmetric(total / weight), math.sqrt(noise) / weight
 
 
-def _shrunk(matrix: Vector, sd: float, R2: Vector) -> Vector:
-    """A matrix that was seen with noise, drawn towards a multiple of 1 as James and Stein do.
+def _shrunk(matrix: Vector, sd: float, R2: Vector, diagonal: bool) -> tuple[Vector, float]:
+    """A matrix that was seen with noise, drawn towards a multiple of 1 as James and Stein do; and what may be off in an entry.
 
     Parameters
     ----------
@@ -156,11 +165,18 @@ def _shrunk(matrix: Vector, sd: float, R2: Vector) -> Vector:
         Of that noise.
     R2 : ndarray, shape (d, d)
         R Rᵀ.
+    diagonal : bool
+        Whether its diagonal only was seen, before R.
     """
     mean = np.trace(matrix) / len(matrix) * np.eye(len(matrix))
-    noise = sd**2 / 2 * (np.trace(R2) ** 2 + np.trace(R2 @ R2))
+    if diagonal:
+        noise = sd**2 * float(np.sum(np.diag(R2) ** 2))
+    else:
+        noise = sd**2 / 2 * (np.trace(R2) ** 2 + np.trace(R2 @ R2))
     spread = max(float(np.sum((matrix - mean) ** 2)), 1e-12)
-    return np.asarray(mean + max(0.0, 1 - noise / spread) * (matrix - mean))
+    part = max(0.0, 1 - noise / spread)
+    left = max(part, 1 / (1 + (sd / _KEPT_SPREAD) ** 2))
+    return np.asarray(mean + part * (matrix - mean)), math.sqrt(left) * sd
 
 
 def pooled_gradient(estimates: Sequence[Estimate]) -> tuple[Vector, Vector]:

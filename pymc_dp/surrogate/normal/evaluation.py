@@ -34,6 +34,8 @@ in two hundred see one; with 3.5 for single bins it was one in four, and a param
 _BESIDE, _NEARBY = 3.0, 8
 """Bins so near to it are counted in if they stand out by this."""
 _WINDOWS = (1, 2, 4, 8, 16)
+_WIDE_WINDOWS = (1, 2)
+"""Of wide bins, and one beside them: eight are 32 octaves, where one run in 400 took noise for units 2^20 times as large."""
 _WITHOUT_SIZE = 20
 """First bins, of sizes below 2^-50: parameters that no record tells of."""
 
@@ -222,22 +224,25 @@ class Evaluator:
                     Information(theta, np.outer(e, e), math.inf, self._tempering, "nothing"), _WIDE
                 )
             histogram = self.measure.histogram(of, share / len(theta), per_octave)
-            counts, seen = histogram.released, _seen(histogram.released, histogram.sd)
+            counts = histogram.released
+            seen = _seen(counts, histogram.sd, *((_WIDE_WINDOWS, 1) if self.measure.pure else ()))
             found.append(max(float(counts[seen] @ sizes[seen]), 0.0))
         return np.array(found)
 
 
-def _seen(counts: Vector, sd: float) -> Vector:
+def _seen(
+    counts: Vector, sd: float, windows: tuple[int, ...] = _WINDOWS, nearby: int = _NEARBY
+) -> Vector:
     """Which bins hold units: the window that stands out most, and what stands out beside it; none if none does."""
     counts = counts.copy()
     counts[:_WITHOUT_SIZE] = 0
     upto, best = np.concatenate([[0.0], np.cumsum(counts)]), _SEEN
     seen, places = np.zeros(len(counts), dtype=bool), np.arange(len(counts))
-    for width in _WINDOWS:
+    for width in windows:
         z = (upto[width:] - upto[:-width]) / (sd * math.sqrt(width))
         k = int(np.argmax(z))
         if z[k] > best:
             best = float(z[k])
-            beside = (places >= k - _NEARBY) & (places < k + width + _NEARBY)
+            beside = (places >= k - nearby) & (places < k + width + nearby)
             seen = (beside & (counts > _BESIDE * sd)) | ((places >= k) & (places < k + width))
     return np.asarray(seen)
