@@ -19,25 +19,24 @@ from _report import write_report
 
 import pymc_dp as dp
 from pymc_dp.likelihood import simulated
-from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.curator import Curator
-from pymc_dp.records.measurements import PaidMeasurements
+from pymc_dp.records.measurements import measurements_paid_by
 from pymc_dp.surrogate.normal import bounds, estimates, evaluation, fit
 from pymc_dp.surrogate.normal.diagnosis import diagnose
 
 EPSILONS, N, SEED = (0.3, 1.0, 3.0), 20_000, 7_000_001
 CONSTANTS = [
-    (bounds, "_PLAIN"), (bounds, "_FALL"),
-    (evaluation, "_BEYOND"), (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_CLIPPED"),
+    (bounds, "_PLAIN"), (bounds, "_FALL"), (bounds, "_UNSEEN"), (bounds, "_LEAST_END"),
+    (evaluation, "_BEYOND"), (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_CLIPPED"), (evaluation, "_OF_SCORES"),
     (evaluation, "_SEEN"), (evaluation, "_BESIDE"),
-    (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"), (estimates, "_HALF"),
-    (estimates, "_LEAST_PART"), (estimates, "_TRUST"),
-    (fit, "_OF_UNITS"), (fit, "_SEARCH"), (fit, "_ENDING"), (fit, "_QUERY"), (fit, "_RECORDS_TOLD"), (fit, "_RADIUS"),
-    (fit, "_LEAST_RADIUS"), (fit, "_PRIOR_SDS"), (fit, "_NEAR"), (fit, "_KNOWN"),
+    (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"),
+    (estimates, "_KEPT_SPREAD"), (estimates, "_HALF"), (estimates, "_LEAST_PART"), (estimates, "_TRUST"),
+    (fit, "_OF_UNITS"), (fit, "_SEARCH"), (fit, "_QUERY"), (fit, "_RECORDS_TOLD"),
     (fit, "_ON_THE_WAY.sizes"), (fit, "_ON_THE_WAY.information"), (fit, "_ON_THE_WAY.room"),
-    (fit, "_LAST.sizes"), (fit, "_LAST.information"), (fit, "_LAST.room"),
+    (fit, "_ENDING"), (fit, "_LAST.sizes"), (fit, "_LAST.information"), (fit, "_LAST.room"),
+    (fit, "_PREPARING"), (fit, "_ALIKE"), (fit, "_PREPARED.sizes"), (fit, "_PREPARED.information"), (fit, "_LAST_SUM.sizes"),
+    (fit, "_RADIUS"), (fit, "_LEAST_RADIUS"), (fit, "_PRIOR_SDS"), (fit, "_NEAR"), (fit, "_KNOWN"),
     (simulated, "_DRAWN"),
 ]  # fmt: skip
 COLUMNS = [
@@ -59,10 +58,15 @@ def changed(module, name, factor):
         other = tuple(factor * v for v in value) if isinstance(value, tuple) else factor * value
         other = int(other) if isinstance(value, int) else other
         return value, other, mock.patch.object(module, attribute, other)
-    other = factor * getattr(value, field)
+    now = getattr(value, field)
+    # What one part gains the scores lose, or what there is beside it.
+    beside = "scores" if value.scores else "information"
+    other = (
+        factor * now if field == "room" else min(factor * now, 0.9 * (now + getattr(value, beside)))
+    )
     parts = {field: other}
-    if field != "room":  # what one part gains the scores lose
-        parts["scores"] = value.scores + getattr(value, field) - other
+    if field != "room":
+        parts[beside] = getattr(value, beside) + now - other
     return (
         getattr(value, field),
         other,
@@ -84,11 +88,12 @@ class Bed:
 
     def found(self, runs):
         """Mean squared errors in exact sds, parts of modes inside, and whether usable, of runs, shape (runs, 3)."""
-        step, rows, z = self.step, [], self.step._whole.noise_multiplier
+        step, rows = self.step, []
         parameters = step.compiled.parameters
         for k in range(runs):
             curator = Curator(step._curator._records, dp.InsecureSeededNoise(SEED + k))
-            measure = PaidMeasurements(curator, PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z))
+            permit = Permit(0, 0, step._events)
+            measure = measurements_paid_by(permit, step._whole, curator, step._option)
             surrogate = fit.fit_normal(measure, step.log_public, parameters.start)
             p, said = (
                 surrogate.posterior,
