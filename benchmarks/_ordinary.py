@@ -635,7 +635,7 @@ def bambi_negative_binomial():
 def bambi_group_effects():
     d = table("mlmRev", "Hsb82")[["mAch", "ses", "sector", "school"]]
     d = d.assign(mAch=(d.mAch - 12) / 7, school=d.school.astype(str))
-    return formula("mAch ~ ses + sector + (1|school)", d)
+    return formula("mAch ~ ses + sector + (1|school)", d), {"unit": 0}  # a row is a student
 
 
 # -- raw units --------------------------------------------------------------------------------------

@@ -28,17 +28,19 @@ from pymc_dp.surrogate.normal.diagnosis import diagnose
 EPSILONS, N, SEED = (0.3, 1.0, 3.0), 20_000, 7_000_001
 CONSTANTS = [
     (bounds, "_PLAIN"), (bounds, "_FALL"), (bounds, "_UNSEEN"), (bounds, "_LEAST_END"),
-    (evaluation, "_BEYOND"), (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_CLIPPED"), (evaluation, "_OF_SCORES"),
+    (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_CLIPPED"), (evaluation, "_OF_SCORES"),
     (evaluation, "_SEEN"), (evaluation, "_BESIDE"),
     (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"),
     (estimates, "_KEPT_SPREAD"), (estimates, "_HALF"), (estimates, "_LEAST_PART"), (estimates, "_TRUST"),
     (fit, "_OF_UNITS"), (fit, "_SEARCH"), (fit, "_QUERY"), (fit, "_RECORDS_TOLD"),
-    (fit, "_ON_THE_WAY.sizes"), (fit, "_ON_THE_WAY.information"), (fit, "_ON_THE_WAY.room"),
-    (fit, "_ENDING"), (fit, "_LAST.sizes"), (fit, "_LAST.information"), (fit, "_LAST.room"),
+    (fit, "_ON_THE_WAY.sizes"), (fit, "_ON_THE_WAY.information"), (fit, "_ON_THE_WAY.room"), (fit, "_ON_THE_WAY.beyond"),
+    (fit, "_ENDING"), (fit, "_LAST.sizes"), (fit, "_LAST.information"), (fit, "_LAST.room"), (fit, "_LAST.beyond"),
     (fit, "_PREPARING"), (fit, "_ALIKE"), (fit, "_PREPARED.sizes"), (fit, "_PREPARED.information"), (fit, "_LAST_SUM.sizes"),
     (fit, "_RADIUS"), (fit, "_LEAST_RADIUS"), (fit, "_PRIOR_SDS"), (fit, "_NEAR"), (fit, "_KNOWN"),
     (simulated, "_DRAWN"),
 ]  # fmt: skip
+ALONE = "room", "beyond"
+OF_ONE = "_OF_SCORES", "_SEARCH", "_PREPARING"
 COLUMNS = [
     "constant",
     "is",
@@ -57,15 +59,16 @@ def changed(module, name, factor):
     if not field:
         other = tuple(factor * v for v in value) if isinstance(value, tuple) else factor * value
         other = int(other) if isinstance(value, int) else other
+        other = min(other, 0.9) if name in OF_ONE else other
         return value, other, mock.patch.object(module, attribute, other)
     now = getattr(value, field)
     # What one part gains the scores lose, or what there is beside it.
     beside = "scores" if value.scores else "information"
     other = (
-        factor * now if field == "room" else min(factor * now, 0.9 * (now + getattr(value, beside)))
+        factor * now if field in ALONE else min(factor * now, 0.9 * (now + getattr(value, beside)))
     )
     parts = {field: other}
-    if field != "room":
+    if field not in ALONE:
         parts[beside] = getattr(value, beside) + now - other
     return (
         getattr(value, field),

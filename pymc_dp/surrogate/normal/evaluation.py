@@ -17,11 +17,9 @@ from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Gradient, Information, Query, Root, Score
 from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
 
-_BEYOND = 6.0
-"""So many times √d z units are longer than their bound, z the noise's sd in the sum / sensitivity: there noise and what is clipped balance.
-With 3 errors are 1.1 times as large, with 12 too."""
 _BEYOND_INFORMATION = 1.0
-"""The same of information, where all that is clipped points in one direction."""
+"""So many times √d z units have more information than its bound, z the noise's sd in the sum / sensitivity: all that is clipped of them
+points in one direction."""
 _OF_CLIPPED = 0.5
 """Part of what the bound clips that may be biased: centring takes off the rest as far as the model is right."""
 _OF_SCORES = 0.6
@@ -53,13 +51,15 @@ class Parts:
     """How a share is divided: sizes, scores, information.
 
     `room` is noise in the information, times √d, that needs not be less: its bound is as long as that allows, for units
-    that are so few that counts do not show them.
+    that are so few that counts do not show them. `beyond` times √d z units are longer than the scores' bound, z the noise's sd in
+    the sum / sensitivity.
     """
 
     sizes: float
     scores: float
     information: float
     room: float
+    beyond: float = 6.0
     kept: Literal["matrix", "diagonal", "nothing"] = "matrix"
 
 
@@ -153,7 +153,7 @@ class Evaluator:
         )
         if sizes:
             z = measure.last_multiplier(d) if by_last_sum else measure.multiplier(for_scores, d)
-            number = self._number(_BEYOND, d, z)
+            number = self._number(parts.beyond, d, z)
             b, excess = size_exceeded_by(number, *pooled(sizes))
             b = max(b, least)
         else:
