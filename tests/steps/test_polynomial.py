@@ -11,6 +11,7 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
+from pymc_dp.compat import groups_of, root_attrs
 from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
 from pymc_dp.privacy.histogram import PrivateHistogram
@@ -492,3 +493,25 @@ def test_what_a_run_found_is_at_hand():
     assert isinstance(
         Design(np.zeros((1, 2)), np.zeros((1, 2)), found.surrogate.basis, 1.0), Design
     )
+
+
+def test_a_ring_with_a_flat_prior_is_found():
+    """At its start a ring has no slope along itself: where the prior is flat, noise alone led there, to 10^5."""
+    r = np.random.default_rng(0).normal(3, 1, size=20_000)
+
+    def logp(r, theta):
+        return -1e-5 * ((theta**2).sum() - r**2) ** 2
+
+    with pm.Model() as model:
+        theta = pm.Flat("theta", shape=2, initval=np.array([0.0, 1.0]))
+        pm.CustomDist("r", theta, logp=logp, observed=pm.Data("R", r))
+    compiled = dp.compile(model, **FAST)
+    for seed in range(4):
+        result = dp.sample(
+            200, chains=2, epsilon=2.0, delta=1e-6, model=compiled, noise_source=dp.InsecureSeededNoise(seed),
+            **QUIET,
+        )  # fmt: skip
+        assert root_attrs(result)["privacy_usable"]
+        drawn = groups_of(result)["posterior"]["theta"].values
+        # The radius's square is N(10, 1.6²), and privacy noise moves it by about as much.
+        assert abs((drawn**2).sum(axis=-1).mean() - 10) < 5
