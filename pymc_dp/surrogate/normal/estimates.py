@@ -117,9 +117,7 @@ def estimate(
         kept, kept_sd = _USUALLY_KEPT * np.eye(d), _KEPT_SPREAD
     else:
         seen = symmetric(R @ (at.kept + of_prior) @ R)
-        kept, kept_sd = _shrunk(
-            seen, at.information_sd, R @ R, bool(np.count_nonzero(at.kept) <= d)
-        )
+        kept, kept_sd = _shrunk(seen, at.information_sd, R @ R, at.kept_is_diagonal)
     values, U = np.linalg.eigh(kept)
     K_inverse = (U / np.clip(values, _LEAST_KEPT, 1.0)) @ U.T
     gain = inverse.T @ root @ K_inverse @ R
