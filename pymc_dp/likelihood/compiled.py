@@ -18,7 +18,7 @@ from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.cut import Cut, find_cut
 from pymc_dp.likelihood.formulas import pymc_model, refuse_built
 from pymc_dp.likelihood.gradients import UnitGradients
-from pymc_dp.likelihood.local import LocalDerivatives
+from pymc_dp.likelihood.local import LocalGradients
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.record_graph import RecordGraph, record_graph
@@ -149,11 +149,19 @@ class CompiledModel:
             return UnitGradients(self._graph, likelihood, compile_kwargs=self._compile_kwargs)
 
     @cached_property
-    @refuses_from_outside
-    @compiling()
     def simulated(self) -> SimulatedScores | None:
         """Scores at outcomes of the model's; None if these cannot be drawn."""
-        settings = self.parameters, self.likelihood, self.gradients, self._compile_kwargs
+        return self._simulated(self.gradients)
+
+    @cached_property
+    def local_simulated(self) -> SimulatedScores | None:
+        """The same in what every unit sees of θ; None also if there is no :attr:`cut`."""
+        return None if self.local is None else self._simulated(self.local)
+
+    @refuses_from_outside
+    @compiling()
+    def _simulated(self, gradients: UnitGradients | LocalGradients) -> SimulatedScores | None:
+        settings = self.parameters, self.likelihood, gradients, self._compile_kwargs
         with doing("Compiling the model's outcomes"):
             try:
                 return SimulatedScores(*settings)
@@ -171,13 +179,13 @@ class CompiledModel:
     @cached_property
     @refuses_from_outside
     @compiling()
-    def local(self) -> LocalDerivatives | None:
-        """Derivatives of every unit's log-likelihood in what it sees of θ, by :attr:`cut`."""
+    def local(self) -> LocalGradients | None:
+        """Gradient of every unit's log-likelihood in what it sees of θ, by :attr:`cut`."""
         likelihood = self.likelihood
         if self.cut is None:
             return None
-        with doing("Compiling the derivatives in groups"):
-            return LocalDerivatives(self.cut, likelihood, compile_kwargs=self._compile_kwargs)
+        with doing("Compiling the gradients in groups"):
+            return LocalGradients(self.cut, likelihood, compile_kwargs=self._compile_kwargs)
 
     def check_unchanged(self) -> None:
         """Refuse a model that is no longer the one that was looked at."""

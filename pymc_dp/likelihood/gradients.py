@@ -78,7 +78,7 @@ class UnitGradients:
         self._likelihood = likelihood
         roles = likelihood.roles
         self._axes = [leaf.axis for leaf in roles.record_data]
-        self._d = len(graph.start)
+        self.width = self._d = len(graph.start)
         fitting = int(np.clip(_CHUNK_BYTES // (8 * self._d), 256, 65536))
         self.chunks = UnitChunks(
             roles.unit_of_record, roles.n_records, min(likelihood.chunk_size, fitting)

@@ -17,6 +17,7 @@ from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import Chunk
 from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.local import LocalGradients
 from pymc_dp.likelihood.made_up import made_up_rows
 from pymc_dp.likelihood.outcomes import Outcomes, Rows
 from pymc_dp.likelihood.parameters import ParameterSpace
@@ -50,12 +51,15 @@ class Scores(NamedTuple):
         Of these: probabilities, or equal.
     exact : bool
         Whether they are all outcomes that there are, and not draws.
+    rows : list of ndarray of int64, shape (units,)
+        If gradients are local, the row of every table that each unit uses.
     """
 
     observed: Vector
     simulated: Vector
     weights: Vector
     exact: bool
+    rows: Sequence[NDArray[np.int64]] = ()
 
 
 class SimulatedScores:
@@ -72,7 +76,7 @@ class SimulatedScores:
     ----------
     parameters : ParameterSpace
     likelihood : RecordLikelihood
-    gradients : UnitGradients
+    gradients : UnitGradients or LocalGradients
     compile_kwargs : mapping, optional
         As for the likelihood.
 
@@ -88,7 +92,7 @@ class SimulatedScores:
         self,
         parameters: ParameterSpace,
         likelihood: RecordLikelihood,
-        gradients: UnitGradients,
+        gradients: UnitGradients | LocalGradients,
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
         model, roles = parameters.model, likelihood.roles
@@ -127,7 +131,7 @@ class SimulatedScores:
                 else:
                     return
 
-    def of(self, likelihood: RecordLikelihood, gradients: UnitGradients) -> "SimulatedScores":
+    def of(self, likelihood: RecordLikelihood, gradients: UnitGradients | LocalGradients) -> "SimulatedScores":
         """The same compiled functions for the records of another likelihood of the same graph."""
         other = copy.copy(self)
         other._likelihood, other._gradients = likelihood, gradients
@@ -147,7 +151,7 @@ class SimulatedScores:
             rows = self._likelihood.rows(chunk.records)
             observed = chunk.per_unit(self._gradients.of_rows(theta, rows))
             weights, (simulated,) = self._at(theta, [theta], chunk, rows, _DRAWN)
-            yield Scores(observed, simulated, weights, self.is_exact)
+            yield Scores(observed, simulated, weights, self.is_exact, used_rows(self._gradients, rows))
 
     def elsewhere(
         self, theta: Vector, places: Sequence[Vector], words: Words, draws: int
@@ -199,11 +203,16 @@ class SimulatedScores:
             drawn = self._draw(theta, some)
             return np.concatenate([self._gradients.evaluate(p, drawn) for p in places], axis=1)
 
-        return self._likelihood.shielded(scores, rows, (len(places) * len(theta),))
+        return self._likelihood.shielded(scores, rows, (len(places) * self._gradients.width,))
 
     def _draw(self, theta: Vector, rows: Rows) -> list[NDArray[Any]]:
         n = rows[0].shape[self._likelihood.axes[0]]
         return self._outcomes.in_place(self._point(theta), n, rows)
+
+
+def used_rows(gradients: UnitGradients | LocalGradients, rows: Rows) -> Sequence[NDArray[np.int64]]:
+    """Of local gradients, the row of every table that each unit uses."""
+    return gradients.tables_rows(rows) if isinstance(gradients, LocalGradients) else ()
 
 
 def _refuse_foreign_laws(outcomes: list[Variable]) -> None:

@@ -1,24 +1,64 @@
 r"""Queries about units that each use one row of some tables: few numbers per unit, in many places.
 
-With a unit's gradient :math:`(x_i, a_i)` in φ and in the rows that it uses, ψ's vector has :math:`a_i` in
+With a unit's score :math:`(x_i, a_i)` in φ and in the rows that it uses, ψ's vector has :math:`a_i` in
 the places of these rows and 0 in all others. So its norm is that of the few numbers, whichever rows they
 are, and it is :class:`clipped and summed <pymc_dp.privacy.clipping.Sparse>` without the zeros.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dp.likelihood.local import Local, Psi
-from pymc_dp.linalg import as_vectors
+from pymc_dp.likelihood.simulated import Scores
+from pymc_dp.linalg import as_vectors, clip, shrink
 from pymc_dp.privacy.clipping import Sparse
-from pymc_dp.records.queries import Units, Vector
-from pymc_dp.records.sums import LocalRecords
+from pymc_dp.records.queries import Units, UnitTerms, Vector, expected, finite_scores
+
+
+class Shape(NamedTuple):
+    """Of ψ: φ of length p, and tables, of so many groups and columns each."""
+
+    p: int
+    tables: tuple[tuple[int, int], ...]
+
+    @property
+    def n(self) -> int:
+        """Length of ψ."""
+        return self.p + sum(groups * columns for groups, columns in self.tables)
+
+    @property
+    def q(self) -> int:
+        """How many numbers of it a unit sees."""
+        return self.p + sum(columns for _, columns in self.tables)
+
+    @property
+    def columns(self) -> list[slice]:
+        """Where the tables' columns are among these."""
+        ends = self.p + np.cumsum([r for _, r in self.tables])
+        return [slice(int(e) - r, int(e)) for e, (_, r) in zip(ends, self.tables, strict=True)]
+
+    def parts(self, psi: Vector) -> list[Vector]:
+        """φ, and tables of shape (groups, columns)."""
+        parts, start = [psi[: self.p]], self.p
+        for groups, columns in self.tables:
+            parts.append(psi[start : start + groups * columns].reshape(groups, columns))
+            start += groups * columns
+        return parts
+
+    def places(
+        self, rows: Sequence[NDArray[np.int64]], each: Sequence[int], first: int
+    ) -> list[NDArray[np.int64]]:
+        """Of every table, the places of `each` numbers of the rows used, one table after the other."""
+        places = []
+        for (groups, _), row, size in zip(self.tables, rows, each, strict=True):
+            places.append(first + row[:, None] * size + np.arange(size))
+            first += groups * size
+        return places
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,162 +68,215 @@ class Preconditioner:
     Parameters
     ----------
     V : ndarray, shape (p, p)
-        Gradients in φ are :math:`V^\top x_i`.
+        Scores in φ are :math:`V^\top x_i`.
     scales : tuple of ndarray, shape (columns,)
-        Gradients in rows are multiplied by these.
+        Scores in rows are multiplied by these.
     """
 
     V: Vector
     scales: tuple[Vector, ...]
 
     @cached_property
-    def columns(self) -> list[slice]:
-        """Where the tables' columns are among a unit's q numbers."""
-        ends = len(self.V) + np.cumsum([len(s) for s in self.scales])
-        return [slice(int(e) - len(s), int(e)) for e, s in zip(ends, self.scales, strict=True)]
-
-    def of_gradients(self, values: Vector) -> Vector:
-        """Shape (units, q)."""
-        parts = [values[:, : len(self.V)] @ self.V]
-        parts += [values[:, c] * s for c, s in zip(self.columns, self.scales, strict=True)]
-        return np.hstack(parts)
-
-
-class _Query:
-    """What queries about groups have in common."""
-
-    psi: Psi
-
-    def _of_all(self, units: Units | None) -> None:
-        if units is not None:
-            raise NotImplementedError("Groups are computed of all units.")
-
-    def _places(self, rows: list[NDArray[np.int64]], each: list[int], first: int = 0) -> Units:
-        """Places of `each` numbers for every row, one table after the other."""
-        places = []
-        for table, row, size in zip(self.psi.tables, rows, each, strict=True):
-            places.append(first + row[:, None] * size + np.arange(size))
-            first += len(table) * size
-        return np.hstack(places)
+    def W(self) -> Vector:  # noqa: N802
+        """All of it, shape (q, q): a unit's score z becomes z W."""
+        p, scales = len(self.V), np.concatenate([np.ones(len(self.V)), *self.scales])
+        W = np.diag(scales)
+        W[:p, :p] = self.V
+        return W
 
 
 @dataclass(frozen=True, eq=False)
-class GroupGradient(_Query):
-    r""":math:`T\,(V^\top x_i,\ s\, a_i)` at :math:`\psi`, to be clipped together.
+class GroupScore:
+    r"""Clipped score :math:`z = T\,(V^\top x_i,\ s\, a_i)`, less what the model expects of it: as :class:`~pymc_dp.records.queries.Score`.
 
     Parameters
     ----------
-    psi : Psi
+    theta : ndarray, shape (d,)
     preconditioner : Preconditioner
+    shape : Shape
+    bound : float
+        b; infinite where sizes are asked for.
     tempering : float
         T.
-    part : {"all", "common"} or tuple of int
-        All numbers; those in φ alone; or those of one table's one column alone.
     """
 
-    psi: Psi
+    theta: Vector
     preconditioner: Preconditioner
+    shape: Shape
+    bound: float = math.inf
     tempering: float = 1.0
     about = "gradients"
-    part: str | tuple[int, int] = "all"
 
     @property
-    def dimension(self) -> int | None:
-        """Length of ψ, or of the part of it."""
-        p = len(self.psi.common)
-        if self.part == "all":
-            return p + sum(table.size for table in self.psi.tables)
-        return p if self.part == "common" else None
+    def dimension(self) -> int:
+        """Length of ψ."""
+        return self.shape.n
 
     @property
-    def nonzeros(self) -> int | None:
+    def nonzeros(self) -> int:
         """How many numbers a unit has."""
-        columns = sum(table.shape[1] for table in self.psi.tables)
-        return len(self.psi.common) + columns if self.part == "all" else None
+        return self.shape.q
 
-    def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector | Sparse]:
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Sparse]:
         """See :class:`~pymc_dp.records.queries.Query`."""
-        self._of_all(units)
-        p, each = len(self.psi.common), [table.shape[1] for table in self.psi.tables]
-        for chunk in records.local_gradients(self.psi):
-            values = self.tempering * self.preconditioner.of_gradients(chunk.values)
-            if not isinstance(self.part, str):
-                table, column = self.part
-                yield values[:, self.preconditioner.columns[table].start + column]
-            elif self.part == "all":
-                common = np.broadcast_to(np.arange(p), (len(values), p))
-                yield Sparse(values, np.hstack([common, self._places(chunk.rows, each, p)]))
-            else:
-                yield values[:, :p]
+        _of_all(units)
+        shape, W = self.shape, self.tempering * self.preconditioner.W
+        for of in records.scores(self.theta):
+            values = of.observed @ W
+            if self.bound < math.inf:
+                z = finite_scores(of.simulated @ W)
+                values = clip(values, self.bound) - expected(z, of, self.bound)
+            common = np.broadcast_to(np.arange(shape.p), (len(values), shape.p))
+            rows = shape.places(of.rows, [r for _, r in shape.tables], shape.p)
+            yield Sparse(values, np.hstack([common, *rows]))
+
+
+class _Products:
+    """What sums of products of units' scores have in common."""
+
+    theta: Vector
+    preconditioner: Preconditioner
+    shape: Shape
+    bound: float
+    tempering: float
+
+    def _products(
+        self, records: UnitTerms, units: Units | None
+    ) -> Iterator[tuple[Scores, Vector]]:
+        r""":math:`E[\operatorname{clip}_b(z) z^\top]` / T of chunks of units, shape (units, q, q)."""
+        _of_all(units)
+        W = self.tempering * self.preconditioner.W
+        for of in records.scores(self.theta):
+            z = finite_scores(of.simulated @ W)
+            kept = of.weights * shrink(np.linalg.norm(z, axis=2), self.bound) / self.tempering
+            left, right = z.transpose(1, 2, 0), z.transpose(1, 0, 2)
+            yield of, (left * kept.T[:, None, :]) @ right
 
 
 @dataclass(frozen=True, eq=False)
-class GroupHessian(_Query):
-    r"""A part of :math:`-T` times the Hessian in preconditioned coordinates: of φ, of rows, between both, or between tables.
+class GroupInformation(_Products):
+    r"""What a unit's clipped score keeps of its information, :math:`E[\operatorname{clip}_b(z) z^\top]` / T, where ψ's has places for it.
 
-    What is 0 for every unit is not released, and gets no noise.
+    That is φ's block, those of the rows that it uses, and what couples φ with them. What couples rows with rows of other tables
+    is left out: it would be in as many places as there are pairs of rows.
 
     Parameters
     ----------
-    psi, preconditioner, tempering
-        As in :class:`GroupGradient`.
-    part : {"common", "rows", "cross", "tables"}
-        As vectors: :math:`p(p+1)/2` numbers; for every row of r numbers r (r + 1)/2; for every row r p; for
-        two tables, r of the one times r of the other, all rows together.
+    theta, preconditioner, shape, bound, tempering
+        As in :class:`GroupScore`.
+
+    Notes
+    -----
+    As a vector: φ's :math:`p(p+1)/2` numbers; for every row of r numbers :math:`r(r+1)/2`; for every row r p. Off-diagonal ones count
+    twice. No two units' terms have a negative inner product: with one table it is that of two positive semidefinite
+    matrices, over the same row, or of their blocks in φ, if rows differ; with more, each table's part of it is that less the
+    square in φ, and with :math:`u = x^\top x'`, :math:`v_t = a_t^\top a_t'` or 0 if rows differ, the sum over outcomes
+    with weights that are positive of :math:`u^2 + \sum_t (v_t^2 + 2 u v_t)`. That is not negative for one table; for T
+    of them φ's block is counted T times.
     """
 
-    psi: Psi
+    theta: Vector
     preconditioner: Preconditioner
-    part: Literal["common", "rows", "cross", "tables"]
+    shape: Shape
+    bound: float = math.inf
     tempering: float = 1.0
     about = "curvature"
+    acute = True
 
     @property
-    def _each(self) -> list[int]:
-        p = len(self.psi.common)
-        columns = [table.shape[1] for table in self.psi.tables]
-        return [r * p if self.part == "cross" else r * (r + 1) // 2 for r in columns]
+    def _each(self) -> tuple[list[int], list[int]]:
+        p = self.shape.p
+        columns = [r for _, r in self.shape.tables]
+        return [r * (r + 1) // 2 for r in columns], [r * p for r in columns]
 
     @property
     def dimension(self) -> int:
         """How many numbers there are."""
-        p = len(self.psi.common)
-        if self.part == "common":
-            return p * (p + 1) // 2
-        if self.part == "tables":
-            return sum(len(one) * len(other) for one, other in self._pairs)
-        return sum(len(t) * size for t, size in zip(self.psi.tables, self._each, strict=True))
+        p, each = self.shape.p, map(sum, zip(*self._each, strict=True))
+        of_rows = sum(g * size for (g, _), size in zip(self.shape.tables, each, strict=True))
+        return p * (p + 1) // 2 + of_rows
 
     @property
-    def nonzeros(self) -> int | None:
+    def nonzeros(self) -> int:
         """How many numbers a unit has."""
-        return sum(self._each) if self.part in ("rows", "cross") else None
+        return self.shape.p * (self.shape.p + 1) // 2 + sum(map(sum, self._each))
+
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Sparse]:
+        """See :class:`~pymc_dp.records.queries.Query`."""
+        shape, p = self.shape, self.shape.p
+        half, (of_rows, of_cross) = p * (p + 1) // 2, self._each
+        after = half + sum(g * size for (g, _), size in zip(shape.tables, of_rows, strict=True))
+        for of, K in self._products(records, units):
+            weight = math.sqrt(len(shape.tables))
+            values = [weight * as_vectors(K[:, :p, :p])]
+            values += [as_vectors(K[:, c, c]) for c in shape.columns]
+            values += [math.sqrt(2) * K[:, c, :p].reshape(len(K), -1) for c in shape.columns]
+            places = [np.broadcast_to(np.arange(half), (len(K), half))]
+            places += shape.places(of.rows, of_rows, half)
+            places += shape.places(of.rows, of_cross, after)
+            yield Sparse(np.hstack(values), np.hstack(places))
+
+    def matrices(self, released: Vector) -> tuple[Vector, list[Vector], list[Vector]]:
+        """A sum of terms as φ's block, the rows' blocks, shape (groups, r, r), and what couples, (groups, r, p)."""
+        shape, p = self.shape, self.shape.p
+        parts = [(1, p, p * (p + 1) // 2)]
+        parts += [(g, r, r * (r + 1) // 2) for g, r in shape.tables]
+        found, start = [], 0
+        for groups, r, size in parts:
+            packed = released[start : start + groups * size].reshape(groups, size)
+            found.append(_unpacked(packed, r))
+            start += groups * size
+        cross = []
+        for groups, r in shape.tables:
+            size = groups * r * p
+            cross.append(released[start : start + size].reshape(groups, r, p) / math.sqrt(2))
+            start += size
+        return found[0][0] / math.sqrt(len(shape.tables)), found[1:], cross
+
+
+@dataclass(frozen=True, eq=False)
+class TableInformation(_Products):
+    """The same of the rows' numbers of all tables together, whichever rows they are: what couples tables.
+
+    Parameters
+    ----------
+    theta, preconditioner, shape, bound, tempering
+        As in :class:`GroupScore`.
+
+    Notes
+    -----
+    Positive semidefinite, so that no two units' terms have a negative inner product.
+    """
+
+    theta: Vector
+    preconditioner: Preconditioner
+    shape: Shape
+    bound: float = math.inf
+    tempering: float = 1.0
+    about = "curvature"
+    acute = True
 
     @property
-    def _pairs(self) -> list[tuple[Vector, Vector]]:
-        return list(combinations(self.preconditioner.scales, 2))
+    def dimension(self) -> int:
+        """How many numbers there are."""
+        r = self.shape.q - self.shape.p
+        return r * (r + 1) // 2
 
-    def terms(self, records: LocalRecords, units: Units | None = None) -> Iterator[Vector | Sparse]:
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.Query`."""
-        self._of_all(units)
-        for chunk in records.local_hessians(self.psi):
-            yield self._of_chunk(chunk)
+        p = self.shape.p
+        for _, K in self._products(records, units):
+            yield as_vectors(K[:, p:, p:])
 
-    def _of_chunk(self, chunk: Local) -> Vector | Sparse:
-        p, V, minus = len(self.psi.common), self.preconditioner.V, -self.tempering
-        H, parts = chunk.values, []
-        if self.part == "common":
-            return as_vectors(minus * (V.T @ H[:, :p, :p] @ V))
-        if self.part == "tables":
-            columns = combinations(self.preconditioner.columns, 2)
-            for (one, other), (c, e) in zip(self._pairs, columns, strict=True):
-                between = minus * H[:, c, e] * np.outer(one, other)
-                parts.append(between.reshape(len(H), -1))
-            return np.hstack(parts)
-        for c, s in zip(self.preconditioner.columns, self.preconditioner.scales, strict=True):
-            if self.part == "rows":
-                parts.append(as_vectors(minus * H[:, c, c] * np.outer(s, s)))
-            else:
-                between = (H[:, c, :p] @ V) * s[:, None]
-                parts.append(minus * between.reshape(len(H), -1))
-        return Sparse(np.hstack(parts), self._places(chunk.rows, self._each))
+
+def _of_all(units: Units | None) -> None:
+    if units is not None:
+        raise NotImplementedError("Groups are computed of all units.")
+
+
+def _unpacked(vectors: Vector, d: int) -> Vector:
+    """The inverse of :func:`~pymc_dp.linalg.as_vectors`, shape (groups, d, d)."""
+    i, j = np.tril_indices(d)
+    full = np.zeros((len(vectors), d, d))
+    full[:, i, j] = full[:, j, i] = vectors / np.where(i == j, 1.0, math.sqrt(2))
+    return full

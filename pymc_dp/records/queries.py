@@ -157,12 +157,9 @@ class Score:
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
         W = _of_all(units, self.tempering * self.V)
-        for observed, simulated, weights, exact in records.scores(self.theta):
-            z = finite_scores(simulated @ W)
-            factor = shrink(np.linalg.norm(z, axis=2), self.bound)
-            kappa = 1.0 if self.wholly else _centred(factor < 1, exact)
-            factor = weights * (factor - (weights * factor).sum(axis=0))
-            yield clip(observed @ W, self.bound) - np.einsum("kn,knd->nd", kappa * factor, z)
+        for of in records.scores(self.theta):
+            z = finite_scores(of.simulated @ W)
+            yield clip(of.observed @ W, self.bound) - expected(z, of, self.bound, self.wholly)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,8 +231,8 @@ class Information:
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
         W = _of_all(units, self.tempering * self.V)
-        for _, simulated, weights, _ in records.scores(self.theta):
-            z = finite_scores(simulated @ W)
+        for of in records.scores(self.theta):
+            z, weights = finite_scores(of.simulated @ W), of.weights
             kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)
             left, right = z.transpose(1, 2, 0) / self.tempering, z.transpose(1, 0, 2)
             asked = (weights, kept) if self.kept == "matrix" else (weights,)
@@ -243,6 +240,24 @@ class Information:
             if self.kept == "diagonal":
                 both.append(np.einsum("kn,knd->nd", kept, z * z) / self.tempering)
             yield np.concatenate(both, axis=1)
+
+
+def expected(z: Vector, of: Scores, bound: float, wholly: bool = False) -> Vector:
+    """What the model expects of units' clipped scores, shape (units, d): see :class:`Score`.
+
+    Parameters
+    ----------
+    z : ndarray, shape (outcomes, units, d)
+        Finite scores at outcomes of the model's, in the coordinates in which they are clipped.
+    of : Scores
+        Whose they are.
+    bound : float
+    wholly : bool
+    """
+    factor = shrink(np.linalg.norm(z, axis=2), bound)
+    kappa = 1.0 if wholly else _centred(factor < 1, of.exact)
+    factor = of.weights * (factor - (of.weights * factor).sum(axis=0))
+    return np.einsum("kn,knd->nd", kappa * factor, z)
 
 
 def _centred(clipped: NDArray[np.bool_], exact: bool) -> NDArray[np.bool_]:

@@ -1,15 +1,14 @@
 """Exact sums over the units: private whole numbers, the same wherever the records are."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.likelihood.local import Local, Psi
-from pymc_dp.likelihood.simulated import Scores
+from pymc_dp.likelihood.simulated import Scores, used_rows
 from pymc_dp.linalg import norms
 from pymc_dp.privacy.clipping import Sparse, clipped_sum
 from pymc_dp.privacy.histogram import counts_of
@@ -83,7 +82,7 @@ class LocalRecords:
     derivatives : {0, 1}
         How many will be asked for; compiled now, so that what a model lacks is found before anything is paid.
     local : bool
-        Whether derivatives in what a unit sees of θ will be asked for.
+        Whether they are in what a unit sees of θ, instead of all of it.
     words : ndarray of uint64, optional
         Secret random words, for the outcomes that scores are compared with; none will be asked for without.
     """
@@ -96,10 +95,12 @@ class LocalRecords:
         words: NDArray[np.uint64] | None = None,
     ):
         self.likelihood = compiled.likelihood
-        self._gradients = compiled.gradients if derivatives > 0 else None
-        self._simulated = None if words is None else compiled.simulated
+        self._gradients = self._simulated = None
+        if derivatives > 0:
+            self._gradients = compiled.local if local else compiled.gradients
+        if words is not None:
+            self._simulated = compiled.local_simulated if local else compiled.simulated
         self._words = words
-        self._local = compiled.local if local else None
         self.first_unit = 0
         self.forget()
 
@@ -107,12 +108,11 @@ class LocalRecords:
         """Drop what is kept between queries."""
         self._last = LastPoints()
         self._latest: tuple[Vector, list[Scores]] | None = None
-        self._latest_local: tuple[Psi, list[Local]] | None = None
         self.held: Any = None
         """Whatever a query wants to find again. Private, not pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "_latest_local": None, "held": None}
+        return {**self.__dict__, "_latest": None, "held": None}
 
     def of_data(
         self,
@@ -134,10 +134,8 @@ class LocalRecords:
             self.likelihood.of_data(data, unit_of_record),
             first_unit,
         )
-        for name in ("_gradients", "_local"):
-            derivatives = getattr(self, name)
-            if derivatives is not None:
-                setattr(other, name, derivatives.of(other.likelihood))
+        if self._gradients is not None:
+            other._gradients = self._gradients.of(other.likelihood)
         if self._simulated is not None:
             other._simulated = self._simulated.of(other.likelihood, _asked(other._gradients))
         return other
@@ -189,26 +187,16 @@ class LocalRecords:
         if self._simulated is not None:
             yield from self._simulated(theta, self._own_words)
             return
-        for g in _asked(self._gradients)(theta):
-            yield Scores(g, g[None], np.ones((1, len(g))), True)
+        gradients = _asked(self._gradients)
+        for chunk in gradients.chunks.all():
+            rows = self.likelihood.rows(chunk.records)
+            g = chunk.per_unit(gradients.of_rows(theta, rows))
+            yield Scores(g, g[None], np.ones((1, len(g))), True, used_rows(gradients, rows))
 
     @property
     def _own_words(self) -> NDArray[np.uint64]:
         """Other ones for each shard, as the outcomes of different units must be independent."""
         return np.append(_asked(self._words), np.uint64(self.first_unit))
-
-    def local_gradients(self, psi: Psi) -> Iterator[Local]:
-        """Chunks of the units' gradients in φ and in the rows that they use, (units, q)."""
-        return _asked(self._local).gradients(psi)
-
-    def local_hessians(self, psi: Psi) -> Iterable[Local]:
-        """Chunks of the Hessians in the same, (units, q, q). Not to be changed in place."""
-        local = _asked(self._local)
-        if 8 * self.n_units * local.q**2 > _KEPT_BYTES:
-            return local.hessians(psi)
-        if self._latest_local is None or self._latest_local[0] is not psi:
-            self._latest_local = psi, list(local.hessians(psi))
-        return self._latest_local[1]
 
 
 def sizes_of(terms: Vector | Sparse) -> Vector:

@@ -9,10 +9,10 @@ import numpy as np
 from pymc_dp.diagnostics import Diagnostics, GroupDiagnostics, Note
 from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.records.grouped import Shape
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
 from pymc_dp.surrogate.hierarchical.draws import LawModel
-from pymc_dp.surrogate.hierarchical.evaluation import Shape
 from pymc_dp.surrogate.hierarchical.fit import GroupPosterior, SearchLost, fit_hierarchical
 
 GROUPS_FROM = 30
@@ -61,7 +61,7 @@ class HierarchicalFamily:
         Who draws from law times prior.
     """
 
-    asks: Mapping[str, Any] = {"local": True}
+    asks: Mapping[str, Any] = {"derivatives": 1, "local": True, "scores": True}
 
     def __init__(self, compiled: CompiledModel, tempering: float, nuts_sampler: str):
         self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler

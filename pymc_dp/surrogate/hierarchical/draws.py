@@ -28,7 +28,7 @@ from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector, floored, inverse_root
-from pymc_dp.surrogate.hierarchical.evaluation import Shape
+from pymc_dp.records.grouped import Shape
 from pymc_dp.surrogate.hierarchical.structured import Structured
 from pymc_dp.surrogate.normal.draws import draws_of
 
@@ -116,6 +116,7 @@ class LawModel:
         shapes = [(1, shape.p), *shape.tables]
         n = shape.n
         self._normals = _normals(parameters, theta, tables, shape.p)
+        self._psi = pytensor.function([theta], list(psi), mode="FAST_COMPILE")
         self._whitened = np.zeros(d, bool)
         for normal in self._normals:
             self._whitened[normal.inside] = True
@@ -259,7 +260,7 @@ class LawModel:
         return Mode(theta, psi, prior_sds)
 
     def drawn(self, rng: np.random.Generator, many: int) -> list[Vector]:
-        """ψ as drawn from the law: the normal entries given the rest, and that by its curvature at the last mode.
+        """θ as drawn from the law: the normal entries given the rest, and that by its curvature at the last mode.
 
         Hyperparameters at their mode would leave groups less spread than they are.
         """
@@ -269,7 +270,11 @@ class LawModel:
         # Coordinates are scaled: a curvature below 1 is that of a prior that is wider than a step should be.
         root = inverse_root(floored((H + H.T) / 2, 1.0))
         zetas[:, rest] = self._start[rest] + zetas[:, rest] @ root
-        return [np.asarray(self._at(zeta)[1]) for zeta in zetas]
+        return [np.asarray(self._at(zeta)[0]) for zeta in zetas]
+
+    def psi_at(self, theta: Vector) -> Vector:
+        """ψ, shape (n,)."""
+        return np.concatenate([np.ravel(part) for part in self._psi(theta)])
 
     def sample(self, draws: int, chains: int, seed: int, nuts_sampler: str = "pymc") -> Vector:
         """Draws of θ, shape (chains, draws, d), by NUTS: of the law, exactly.

@@ -25,53 +25,29 @@ class SearchLost(Exception):
     """A search ended far from where the groups are."""
 
 
+import os
+def _e(name, default):
+    return float(os.environ.get(name, default))
+
 @dataclass(frozen=True)
 class GroupSettings:
     """Constants: nobody has to set them. Shares are of the whole budget, in μ²."""
 
-    far: float = 0.006
-    """Least share of an evaluation from afar: it sees the common parameters, and of the groups little but their mean."""
-    all_from_afar: float = 0.2
-    """Share from which on no more is spent on these."""
+    far: float = _e("FAR", 0.01)
+    all_from_afar: float = _e("ALLFAR", 0.15)
     far_most: int = 8
-    """Evaluations from afar, at most."""
-    near: tuple[float, ...] = (0.04, 0.08, 0.16, 0.28, 0.44)
-    """Of what is left, the evaluations from nearby. Each is at a better place than the one before: what an evaluation
-    says of a group is the less worth the further from it the group was thought to be."""
+    near: tuple[float, ...] = tuple(float(x) for x in os.environ.get("NEAR", ".04,.08,.16,.28,.44").split(","))
     arrived: float = 0.2
-    """A move this long, in a record's own standard deviations, is from nearby."""
     trust: float = 1.0
-    """Longest move, in the same."""
     nowhere: float = 30.0
-    """No move is longer than this, in the same, but from noise."""
     lost: float = 0.35
-    """Where the last move was longer than that, nothing was found."""
-    curvature: float = 0.25
-    """Of an evaluation, the Hessian's part."""
-    rows: float = 0.5
-    """Of that, the rows' part."""
-    cross: float = 0.35
-    """The part of what couples φ with rows: where groups differ in their covariates, slopes rest on it."""
-    common: float = 0.15
-    """φ's part."""
-    tables: float = 0.05
-    """What couples tables: a few numbers."""
-    counts_fine: float = 0.002
-    """A histogram's noise, per bin, as a part of the units, where the bound decides the noise that is left."""
+    curvature: float = _e("CURV", 0.25)
+    counts: float = _e("COUNTS", 0.03)
     of_units: float = 1e-4
-    """Share of the number of units, where that is private: it sets scales only."""
-    counts_rough: float = 0.01
-    """The same, of the others."""
-    counts: tuple[float, float] = (2e-5, 0.004)
-    """Range of the share of either."""
-    kept: float = 0.99
-    """Quantile up to which Hessians are not clipped."""
-    kept_afar: float = 0.95
-    """Quantile up to which gradients of an evaluation from afar are not clipped."""
-    length: float = 0.998
-    """Quantile that stands for a gradient's length in one part of ψ."""
+    beyond: float = _e("BEYOND", 6.0)
+    beyond_afar: float = _e("BEYONDFAR", 3.0)
+    beyond_information: float = _e("BEYONDI", 1.0)
     guesses: int = 3
-    """How often the law's noise is computed anew at the law's own mode."""
 
 
 SETTINGS = GroupSettings()
@@ -138,13 +114,7 @@ class _Run:
         n, sd = measure.units(s.of_units)
         self.n = n = max(n, sd, 1.0)
         self.measure, self.model, self.shape = measure, model, shape
-        # As many histograms as an evaluation has take half of it, at most.
-        many = 2 * (6 + sum(columns for _, columns in shape.tables))
-        nearest = (1 - s.all_from_afar - s.near[0]) * s.near[0]
-        self.rough = min(self._share_of_counts(s.counts_rough), nearest / many)
-        self.far = max(s.far, many * self.rough)
-        self.fine = min(self._share_of_counts(s.counts_fine), s.near[0] / 8)
-        self.evaluator = Evaluator(measure, shape, tempering, self.rough)
+        self.evaluator = Evaluator(measure, shape, n, tempering)
         model.reset()
         self.mode = model.mode()
         self.root_n = math.sqrt(n)
@@ -155,14 +125,10 @@ class _Run:
         self.prior = np.concatenate([sds, self.mode.prior_sds[shape.p :]])
         self.curvatures: list[Curvature] = []
         self.slopes: list[Slope] = []
-        self.n_evaluations, self.held_back = 0, np.zeros(shape.n)
+        self.n_evaluations = 0
+        self.held_back, self.held_psi = np.zeros(len(self.mode.theta)), np.zeros(shape.n)
         self.rng = np.random.default_rng(0)  # public: where to evaluate
         self.variances = np.minimum(self.prior**2, 1e6)
-
-    def _share_of_counts(self, part: float) -> float:
-        """What a histogram with this noise costs."""
-        at_one = self.measure.count_sd(1.0) / (part * self.n)
-        return float(np.clip(at_one**2, *SETTINGS.counts))
 
     def all(self, on_progress: Callable[[str], None]) -> GroupPosterior:
         """Evaluate from afar, and then from nearby."""
@@ -173,13 +139,13 @@ class _Run:
             ):
                 break
             self.curvatures, self.slopes = [], []
-            moved = self.evaluate(self.far, self.rough, s.kept_afar)
+            moved = self.evaluate(s.far, s.beyond_afar)
             on_progress(f"query {self.n_evaluations} from afar")
         self.curvatures, self.slopes = [], []
         left = 1 - self.measure.spent
         for k, part in enumerate(s.near):
             last = k + 1 == len(s.near)
-            moved = self.evaluate(1 - self.measure.spent if last else part * left, self.fine, 0.0)
+            moved = self.evaluate(1 - self.measure.spent if last else part * left, s.beyond)
             on_progress(f"query {self.n_evaluations}")
         if not moved <= s.lost * self.root_n:
             raise SearchLost(f"after {self.n_evaluations} queries it still moved far")
@@ -187,32 +153,30 @@ class _Run:
             self.law, self.mode, self.law.privacy_shifts(self.prior), self.n_evaluations
         )
 
-    def evaluate(self, share: float, counts: float, kept: float) -> float:
+    def evaluate(self, share: float, beyond: float) -> float:
         """Evaluate where ψ may be, and think again: how far that has moved, in sds.
 
         ψ is drawn: at the mode groups would be less spread than they are, and what all records share would be
-        measured as if they were. The Hessian is asked for at a draw of its own. Then the gradient's place and
+        measured as if they were. The information is asked for at a draw of its own. Then the gradient's place and
         the truth may change places, given all releases before, and what curves the way between is 0 on average; with the
         curvature at one end of that way it is not.
         """
         s, shape, before = SETTINGS, self.shape, self.measure.spent
-        psi, elsewhere = (drawn + self.held_back for drawn in self.model.drawn(self.rng, 2))
-        at = shape.psi(psi)
-        parts = {"rows": s.rows, "cross": s.cross, "common": s.common, "tables": s.tables}
+        here, elsewhere = (theta + self.held_back for theta in self.model.drawn(self.rng, 2))
+        psi = self.model.psi_at(here)
         self.curvatures.append(
             self.evaluator.curvature(
-                shape.psi(elsewhere), self.preconditioner, s.curvature * share, parts, s.kept
+                elsewhere, self.model.psi_at(elsewhere), self.preconditioner, s.counts * share, s.curvature * share, s.beyond_information
             )
         )
         information = informed(self.curvatures, shape)
         information = information._replace(V=self._within_prior(information.V))
-        of_common, of_columns = self.evaluator.lengths(at, information.V, s.length)
-        preconditioner = self._balanced(information, of_common, of_columns)
-        rest = share - (self.measure.spent - before) - counts
-        self.slopes.append(self.evaluator.slope(psi, at, preconditioner, rest, kept, counts))
-        self.preconditioner = Preconditioner(
-            information.V, tuple(1 / np.sqrt(w) for w in self._per_unit(information))
+        preconditioner = self._balanced(information)
+        rest = share - (self.measure.spent - before) - s.counts * share
+        self.slopes.append(
+            self.evaluator.slope(here, psi, preconditioner, s.counts * share, rest, beyond)
         )
+        self.preconditioner = preconditioner
         self.n_evaluations += 1
         return self._think(information)
 
@@ -227,16 +191,17 @@ class _Run:
         rows = self.shape.parts(information.J.diagonal)[1:]
         return [np.maximum(r.sum(axis=0) / self.n, 1e-12) for r in rows]
 
-    def _balanced(
-        self, information: Information, of_common: float, of_columns: list[Vector]
-    ) -> Preconditioner:
+    def _balanced(self, information: Information) -> Preconditioner:
         """Scales that divide noise among φ and tables, so that variances relative to posteriors' add up least.
 
-        A part with gradients of length q and posterior variance c gets noise of variance proportional to
-        q / √c.
+        A part with scores of length q and posterior variance c gets noise of variance proportional to
+        q / √c. Lengths are root mean squares, which information tells.
         """
         rows = self.shape.parts(information.J.diagonal)[1:]
         priors = self.shape.parts(self.prior)[1:]
+        of_columns = [np.sqrt(w) for w in self._per_unit(information)]
+        p = self.shape.p
+        of_common = math.sqrt(max(float(np.trace(information.V.T @ information.J.blocks[0][0] @ information.V)) if p else 0.0, 0.0) / self.n)
         variances = [
             np.mean(1 / (np.maximum(r, 0.0) + 1 / p**2 + 1e-300), axis=0)
             for r, p in zip(rows, priors, strict=True)
@@ -245,14 +210,15 @@ class _Run:
             float(q @ np.sqrt(c)) for q, c in zip(of_columns, variances, strict=True)
         )
         scales = tuple(
-            1 / np.sqrt(q / np.sqrt(c) * total) for q, c in zip(of_columns, variances, strict=True)
+            1 / (np.sqrt(q / np.sqrt(c) * total) * self.root_n) for q, c in zip(of_columns, variances, strict=True)
         )
-        return Preconditioner(information.V / math.sqrt(of_common * total or 1.0), scales)
+        return Preconditioner(information.V / (math.sqrt(of_common * total or 1.0) * self.root_n), scales)
 
     def _think(self, information: Information) -> float:
         """The law of all evaluations that count, and its mode: as far away as it may be trusted."""
         s, shape, n = SETTINGS, self.shape, self.n
-        psi = self.mode.psi + self.held_back
+        before = self.mode.theta + self.held_back
+        psi = self.model.psi_at(before)
         mode, prior = psi, self.prior
         variances = self.variances
         for _ in range(s.guesses):
@@ -264,7 +230,9 @@ class _Run:
         self.law, self.prior, self.variances = law, prior, variances
         step = self.mode.psi - psi
         moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
+        if os.environ.get('DBG'): print(f'{self.n_evaluations} share {1-self.measure.spent:.3f} left; moved {moved/self.root_n:.3f} psi {psi[:6].round(2)} mode {self.mode.psi[:6].round(2)} V {np.diag(information.V).round(4)} sd_common {information.sd_common:.3g} Jd {law.J.diagonal[:6].round(1)} noise {np.sqrt(np.diag(self.slopes[-1].covariance)).round(1)} {np.sqrt(self.slopes[-1].variance[:2]).round(1)} scales {self.preconditioner.scales} prior {self.prior[:6].round(2)}')
         if not moved < s.nowhere * self.root_n:
             raise SearchLost(f"query {self.n_evaluations} led nowhere")
-        self.held_back = step * (min(1.0, s.trust * self.root_n / max(moved, 1e-300)) - 1)
+        part = min(1.0, s.trust * self.root_n / max(moved, 1e-300))
+        self.held_back = (self.mode.theta - before) * (part - 1)
         return moved

@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from pymc_dp.linalg import Vector, floored, inverse_root
-from pymc_dp.records.grouped import Preconditioner
-from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Shape, Slope
+from pymc_dp.records.grouped import Preconditioner, Shape
+from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
 from pymc_dp.surrogate.hierarchical.shrinkage import shrunk_positive, shrunk_ratios
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
@@ -145,7 +145,7 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
         )
         own = np.arange(r)
         # Curvature changes with the place: in groups that lie alike, alike.
-        Z = _standard(sum(w * o.psi.tables[k] for w, o in zip(weights, curvatures, strict=True)))
+        Z = _standard(sum(w * shape.parts(o.psi)[1 + k] for w, o in zip(weights, curvatures, strict=True)))
         t, unsure = shrunk_positive(
             rows[:, own, own].mean(axis=1), float(np.linalg.norm(np.diag(sds)) / r), Z
         )
@@ -232,9 +232,11 @@ def _between_tables(
     n = sum(len(t) * r for t, r in zip(sizes, widths, strict=True))
     starts = np.cumsum([0, *(len(t) * r for t, r in zip(sizes, widths, strict=True))])
     U, M = np.zeros((n, 0)), np.zeros((0, 0))
-    for number, (a, b) in enumerate(combinations(range(len(blocks)), 2)):
+    ends = np.cumsum([0, *widths])
+    columns = [slice(x, y) for x, y in pairwise(ends)]
+    for a, b in combinations(range(len(blocks)), 2):
         G = sum(
-            w * o.tables[number] / np.outer(o.preconditioner.scales[a], o.preconditioner.scales[b])
+            w * o.tables[columns[a], columns[b]] / np.outer(o.preconditioner.scales[a], o.preconditioner.scales[b])
             for w, o in zip(weights, curvatures, strict=True)
         )
         share = [sizes[k] / sizes[k].sum() for k in (a, b)]
