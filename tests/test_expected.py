@@ -12,6 +12,8 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.evidence.expected import find_epsilon
 
+from .marks import slow_but
+
 N = 20_000
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -47,7 +49,7 @@ def without_data():
     return dp.compile(model)
 
 
-@pytest.mark.parametrize("likelihood", ["bernoulli", "normal"])
+@pytest.mark.parametrize("likelihood", slow_but("bernoulli")(["bernoulli", "normal"]))
 def test_the_privacy_shift_of_a_run_is_within_half_as_much_again(likelihood, monkeypatch):
     """The median of five runs: single ones may be half as much again off, by what their queries cost."""
     # Of a run's law nothing is drawn: NUTS takes longer than all the rest.
