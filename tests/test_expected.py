@@ -102,6 +102,20 @@ def test_a_compiled_model_gives_the_same():
     assert str(dp.expected_privacy_shift(model, **asked)) == said
 
 
+def test_it_is_priced_as_the_run_is(monkeypatch):
+    """The last query is by the ℓ2 mechanism, and of what the likelihood reads: three levels, and not their spread."""
+    with pm.Model() as model:
+        level = pm.Normal("level", 0, pm.HalfNormal("spread", 1), shape=3)
+        pm.Normal("y", level[pm.Data("group", np.zeros(N, dtype=int))], 1, observed=pm.Data("Y", np.zeros(N)))  # fmt: skip
+    compiled = dp.compile(model, compile_kwargs=FAST)
+    asked = {"data": {"group": np.arange(N) % 3}, "truth": {"level": [0.5, 0.0, -1.0]}, "runs": 3}
+    found = dp.expected_privacy_shift(compiled, epsilon=1.0, **asked)
+    assert found.labels == ("level[0]", "level[1]", "level[2]")
+    monkeypatch.setattr("pymc_dp.steps.normal.NormalFamily.last_sum", lambda *_: None)
+    gaussian = dp.expected_privacy_shift(compiled, epsilon=1.0, **asked)
+    assert found.privacy_shift < 0.85 * gaussian.privacy_shift
+
+
 def test_what_was_seen_is_said_where_no_epsilon_is_found():
     model = without_data()
     with pytest.raises(dp.PrivacyConfigurationError) as refusal:
