@@ -220,10 +220,29 @@ def _gather(
     node: Any, rowwise: Collection[Variable], of_theta: Collection[Variable]
 ) -> tuple[Variable, Variable] | None:
     axes = index_axes(node)
+    if not axes:
+        return None
+    source = node.inputs[0]
+    if len(axes) == 2 and source.type.ndim == 2:  # a column of a table, or a row of one on its side
+        fixed = [
+            axis
+            for place, axis in axes
+            if (v := node.inputs[place]).type.ndim == 0 and _is_constant(v)
+        ]
+        if len(fixed) != 1:
+            return None
+        (which,) = (node.inputs[place] for place, axis in axes if axis == fixed[0])
+        axes = [(place, 0) for place, axis in axes if axis != fixed[0]]
+        of_table, source = source, source[(slice(None),) * fixed[0] + (which,)]
+        others: list[Variable] = []
+    else:
+        of_table = source
+        others = [
+            v for k, v in enumerate(node.inputs) if k not in (0, *(place for place, _ in axes))
+        ]
     if len(axes) != 1 or axes[0][1] != 0:
         return None
-    source, index = node.inputs[0], node.inputs[axes[0][0]]
-    others = [v for k, v in enumerate(node.inputs) if k not in (0, axes[0][0])]
+    index = node.inputs[axes[0][0]]
     whole = all(isinstance(v, Constant) and v.data == slice(None) for v in others)
     usable = (
         whole
@@ -232,11 +251,15 @@ def _gather(
         and None not in source.type.shape
         and source.type.dtype == "float64"
     )
-    if not usable or source in rowwise or source not in of_theta:
+    if not usable or of_table in rowwise or of_table not in of_theta:
         return None
     if index not in rowwise or index in of_theta:
         return None
     return source, _unclipped(index)
+
+
+def _is_constant(v: Variable) -> bool:
+    return all(isinstance(x, Constant) for x in graph_inputs([v]))
 
 
 def _unclipped(index: Variable) -> Variable:

@@ -139,8 +139,7 @@ class LocalGradients:
 
     def _in_range(self, indices: Vector) -> list[NDArray[np.int64]]:
         return [
-            rows_of(index, groups)
-            for index, (groups, _) in zip(indices, self._shapes, strict=True)
+            rows_of(index, groups) for index, (groups, _) in zip(indices, self._shapes, strict=True)
         ]
 
     def _psi_at(self, theta: Vector) -> list[Vector]:

@@ -131,7 +131,9 @@ class SimulatedScores:
                 else:
                     return
 
-    def of(self, likelihood: RecordLikelihood, gradients: UnitGradients | LocalGradients) -> "SimulatedScores":
+    def of(
+        self, likelihood: RecordLikelihood, gradients: UnitGradients | LocalGradients
+    ) -> "SimulatedScores":
         """The same compiled functions for the records of another likelihood of the same graph."""
         other = copy.copy(self)
         other._likelihood, other._gradients = likelihood, gradients
@@ -151,7 +153,9 @@ class SimulatedScores:
             rows = self._likelihood.rows(chunk.records)
             observed = chunk.per_unit(self._gradients.of_rows(theta, rows))
             weights, (simulated,) = self._at(theta, [theta], chunk, rows, _DRAWN)
-            yield Scores(observed, simulated, weights, self.is_exact, used_rows(self._gradients, rows))
+            yield Scores(
+                observed, simulated, weights, self.is_exact, used_rows(self._gradients, rows)
+            )
 
     def elsewhere(
         self, theta: Vector, places: Sequence[Vector], words: Words, draws: int

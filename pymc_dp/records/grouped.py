@@ -140,9 +140,7 @@ class _Products:
     bound: float
     tempering: float
 
-    def _products(
-        self, records: UnitTerms, units: Units | None
-    ) -> Iterator[tuple[Scores, Vector]]:
+    def _products(self, records: UnitTerms, units: Units | None) -> Iterator[tuple[Scores, Vector]]:
         r""":math:`E[\operatorname{clip}_b(z) z^\top]` / T of chunks of units, shape (units, q, q)."""
         _of_all(units)
         W = self.tempering * self.preconditioner.W
@@ -167,12 +165,13 @@ class GroupInformation(_Products):
 
     Notes
     -----
-    As a vector: φ's :math:`p(p+1)/2` numbers; for every row of r numbers :math:`r(r+1)/2`; for every row r p. Off-diagonal ones count
-    twice. No two units' terms have a negative inner product: with one table it is that of two positive semidefinite
-    matrices, over the same row, or of their blocks in φ, if rows differ; with more, each table's part of it is that less the
-    square in φ, and with :math:`u = x^\top x'`, :math:`v_t = a_t^\top a_t'` or 0 if rows differ, the sum over outcomes
-    with weights that are positive of :math:`u^2 + \sum_t (v_t^2 + 2 u v_t)`. That is not negative for one table; for T
-    of them φ's block is counted T times.
+    As a vector: φ's :math:`p(p+1)/2` numbers, √T times for T tables; for every row of r numbers :math:`r(r+1)/2`; for every row r p.
+    Those that stand for two entries of the matrix are √2 times as large. No two units' terms have a negative inner product: it is a mean,
+    with weights that are not negative, of
+
+    .. math:: \sum_t u^2 + [k_t = k_t'] (v_t^2 + 2 u v_t), \qquad u = x^\top x',\ v_t = a_t^\top a_t',
+
+    over outcomes of both, with :math:`k_t` the rows that they use, and every summand is :math:`u^2` or :math:`(u + v_t)^2`.
     """
 
     theta: Vector

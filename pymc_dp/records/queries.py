@@ -257,7 +257,7 @@ def expected(z: Vector, of: Scores, bound: float, wholly: bool = False) -> Vecto
     factor = shrink(np.linalg.norm(z, axis=2), bound)
     kappa = 1.0 if wholly else _centred(factor < 1, of.exact)
     factor = of.weights * (factor - (of.weights * factor).sum(axis=0))
-    return np.einsum("kn,knd->nd", kappa * factor, z)
+    return np.asarray(np.einsum("kn,knd->nd", kappa * factor, z))
 
 
 def _centred(clipped: NDArray[np.bool_], exact: bool) -> NDArray[np.bool_]:

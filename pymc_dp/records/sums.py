@@ -2,19 +2,21 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.compiled import CompiledModel
-from pymc_dp.likelihood.simulated import Scores, used_rows
+from pymc_dp.likelihood.gradients import UnitGradients
+from pymc_dp.likelihood.local import LocalGradients
+from pymc_dp.likelihood.simulated import Scores, SimulatedScores, used_rows
 from pymc_dp.linalg import norms
 from pymc_dp.privacy.clipping import Sparse, clipped_sum
 from pymc_dp.privacy.histogram import counts_of
 from pymc_dp.records.queries import Query, Units, Vector
 
-_T = TypeVar("_T")
+_UNPREPARED = "The records were not prepared for this query."
 _KEPT_BYTES = 2**27
 """Units' scores are kept between queries at a place while they fit in this; beyond, they are computed when needed."""
 
@@ -82,7 +84,7 @@ class LocalRecords:
     derivatives : {0, 1}
         How many will be asked for; compiled now, so that what a model lacks is found before anything is paid.
     local : bool
-        Whether they are in what a unit sees of θ, instead of all of it.
+        Whether they will be asked for in what a unit sees of θ, instead of all of it.
     words : ndarray of uint64, optional
         Secret random words, for the outcomes that scores are compared with; none will be asked for without.
     """
@@ -95,9 +97,12 @@ class LocalRecords:
         words: NDArray[np.uint64] | None = None,
     ):
         self.likelihood = compiled.likelihood
-        self._gradients = self._simulated = None
-        if derivatives > 0:
-            self._gradients = compiled.local if local else compiled.gradients
+        self._gradients: UnitGradients | LocalGradients | None = None
+        self._simulated: SimulatedScores | None = None
+        if local:
+            self._gradients = compiled.local
+        elif derivatives > 0:
+            self._gradients = compiled.gradients
         if words is not None:
             self._simulated = compiled.local_simulated if local else compiled.simulated
         self._words = words
@@ -137,7 +142,7 @@ class LocalRecords:
         if self._gradients is not None:
             other._gradients = self._gradients.of(other.likelihood)
         if self._simulated is not None:
-            other._simulated = self._simulated.of(other.likelihood, _asked(other._gradients))
+            other._simulated = self._simulated.of(other.likelihood, other._derivatives)
         return other
 
     @property
@@ -164,7 +169,7 @@ class LocalRecords:
 
     def gradients(self, theta: Vector, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.UnitTerms`."""
-        return _asked(self._gradients)(theta, units)
+        return self._derivatives(theta, units)
 
     def scores(self, theta: Vector) -> Iterator[Scores]:
         """See :class:`~pymc_dp.records.queries.UnitTerms`."""
@@ -187,7 +192,7 @@ class LocalRecords:
         if self._simulated is not None:
             yield from self._simulated(theta, self._own_words)
             return
-        gradients = _asked(self._gradients)
+        gradients = self._derivatives
         for chunk in gradients.chunks.all():
             rows = self.likelihood.rows(chunk.records)
             g = chunk.per_unit(gradients.of_rows(theta, rows))
@@ -196,7 +201,15 @@ class LocalRecords:
     @property
     def _own_words(self) -> NDArray[np.uint64]:
         """Other ones for each shard, as the outcomes of different units must be independent."""
-        return np.append(_asked(self._words), np.uint64(self.first_unit))
+        if self._words is None:
+            raise RuntimeError(_UNPREPARED)
+        return np.append(self._words, np.uint64(self.first_unit))
+
+    @property
+    def _derivatives(self) -> UnitGradients | LocalGradients:
+        if self._gradients is None:
+            raise RuntimeError(_UNPREPARED)
+        return self._gradients
 
 
 def sizes_of(terms: Vector | Sparse) -> Vector:
@@ -204,9 +217,3 @@ def sizes_of(terms: Vector | Sparse) -> Vector:
     if isinstance(terms, Sparse):
         return norms(terms.values)
     return np.abs(terms) if terms.ndim == 1 else norms(terms)
-
-
-def _asked(function: _T | None) -> _T:
-    if function is None:
-        raise RuntimeError("The records were not prepared for this query.")
-    return function

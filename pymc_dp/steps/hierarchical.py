@@ -61,7 +61,7 @@ class HierarchicalFamily:
         Who draws from law times prior.
     """
 
-    asks: Mapping[str, Any] = {"derivatives": 1, "local": True, "scores": True}
+    asks: Mapping[str, Any] = {"local": True, "scores": True}
 
     def __init__(self, compiled: CompiledModel, tempering: float, nuts_sampler: str):
         self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler

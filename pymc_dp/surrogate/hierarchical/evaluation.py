@@ -17,6 +17,11 @@ from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Query
 from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, size_exceeded_by
 
+_OF_TABLES = 0.1
+"""Of the information's share, the part for what couples tables: a few numbers."""
+_OF_CLIPPED = 0.5
+"""Part of what the bound clips that may be biased: centring takes off the rest as far as the model is right."""
+
 
 class Curvature(NamedTuple):
     """Information, with noise, in the coordinates of a preconditioner.
@@ -81,7 +86,6 @@ class Evaluator:
 
     def __init__(self, measure: Measurements, shape: Shape, n_units: float, tempering: float):
         self.measure, self.shape, self._n, self._tempering = measure, shape, n_units, tempering
-        self.bound = math.inf
 
     def curvature(
         self, theta: Vector, psi: Vector, preconditioner: Preconditioner, counts: float, share: float, beyond: float,
@@ -108,9 +112,10 @@ class Evaluator:
     ) -> Slope:  # fmt: skip
         """Score at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`."""
         of = GroupScore(theta, preconditioner, self.shape, tempering=self._tempering)
-        b = self._bound(of, counts, share, beyond)
+        b, clipped = self._bound(of, counts, share, beyond)
         of = GroupScore(theta, preconditioner, self.shape, b, self._tempering)
-        released, sd = self.measure.sum(of, b, share)
+        released, noise = self.measure.sum(of, b, share)
+        sd = math.hypot(noise, _OF_CLIPPED * clipped / math.sqrt(self.shape.n))
         common, *tables = self.shape.parts(released)
         back = np.linalg.inv(preconditioner.V)
         scales = [
@@ -124,18 +129,14 @@ class Evaluator:
             np.concatenate([np.ravel((sd / s) ** 2) for s in scales]),
         )
 
-    def _sum(
-        self, of: Query, counts: float, share: float, beyond: float
-    ) -> tuple[Vector, float]:
-        return self.measure.sum(of, self._bound(of, counts, share, beyond), share)
+    def _sum(self, of: Query, counts: float, share: float, beyond: float) -> tuple[Vector, float]:
+        bound, _ = self._bound(of, counts, share, beyond)
+        return self.measure.sum(of, bound, share)
 
-    def _bound(self, of: Query, counts: float, share: float, beyond: float) -> float:
-        """Which about as many units exceed as noise makes of their bias."""
+    def _bound(self, of: Query, counts: float, share: float, beyond: float) -> tuple[float, float]:
+        """A bound, and how long all that it clips is together, if it points one way."""
         sizes = self.measure.histogram(of, counts, BINS_PER_OCTAVE)
         number = beyond * math.sqrt(self.shape.n) * self.measure.multiplier(share)
-        bound, _ = size_exceeded_by(min(number, self._n / 3), sizes.released, sizes.sd)
-        return bound
-
-
-_OF_TABLES = 0.1
-"""Of the information's share, the part for what couples tables: a few numbers."""
+        number = min(number, self._n / 3)
+        bound, excess = size_exceeded_by(number, sizes.released, sizes.sd)
+        return bound, number * excess * bound

@@ -1,6 +1,6 @@
 r"""Evaluations at a model whose records each use one row of some tables, and the law that they leave.
 
-A record's gradient in :math:`\psi = (\varphi, \alpha)` is :math:`(x_i, a_i)`, :math:`a_i` in the rows that
+A record's score in :math:`\psi = (\varphi, \alpha)` is :math:`(x_i, a_i)`, :math:`a_i` in the rows that
 it uses. Its norm does not depend on which rows these are, nor on how many rows there are, and so neither
 does the noise in every entry of the sum. Hyperparameters are in no record's term: their law is the prior's,
 given ψ.
@@ -25,29 +25,42 @@ class SearchLost(Exception):
     """A search ended far from where the groups are."""
 
 
-import os
-def _e(name, default):
-    return float(os.environ.get(name, default))
-
 @dataclass(frozen=True)
 class GroupSettings:
     """Constants: nobody has to set them. Shares are of the whole budget, in μ²."""
 
-    far: float = _e("FAR", 0.01)
-    all_from_afar: float = _e("ALLFAR", 0.15)
+    far: float = 0.01
+    """Share of a query from afar: it sees the common parameters, and of the groups little but their mean."""
+    all_from_afar: float = 0.15
+    """Share from which on no more is spent on these."""
     far_most: int = 8
-    near: tuple[float, ...] = tuple(float(x) for x in os.environ.get("NEAR", ".04,.08,.16,.28,.44").split(","))
+    """Queries from afar, at most."""
+    near: tuple[float, ...] = (0.04, 0.08, 0.16, 0.28, 0.44)
+    """Of what is left, the queries from nearby. Each is at a better place than the one before: what a query says of a group is
+    the less worth the further from it the group was thought to be. With three (.15, .3, .55) errors are a tenth larger."""
     arrived: float = 0.2
+    """A move this long, in a record's own standard deviations, is from nearby."""
     trust: float = 1.0
+    """Longest move, in the same."""
     nowhere: float = 30.0
+    """No move is longer than this, in the same, but from noise."""
     lost: float = 0.35
-    curvature: float = _e("CURV", 0.25)
-    counts: float = _e("COUNTS", 0.03)
+    """Where the last move was longer than that, nothing was found."""
+    information: float = 0.15
+    """Of a query, the information's part. With .25 errors of 200 groups are a third larger, those of crossed factors the same."""
+    sizes: float = 0.03
+    """Of a query, the part of each histogram."""
+    beyond: float = 6.0
+    """So many times √n z units are longer than a bound of scores, n numbers in ψ and z the noise's sd in the sum / sensitivity. With 12
+    errors are a tenth smaller where all goes well, and single runs are four of their sds off."""
+    beyond_afar: float = 3.0
+    """The same from afar, where what is clipped leads astray: as for the normal surrogate."""
+    beyond_information: float = 1.0
+    """The same of information, of which what is clipped points one way."""
     of_units: float = 1e-4
-    beyond: float = _e("BEYOND", 6.0)
-    beyond_afar: float = _e("BEYONDFAR", 3.0)
-    beyond_information: float = _e("BEYONDI", 1.0)
+    """Share of the number of units, where that is private: it sets scales only."""
     guesses: int = 3
+    """How often the law's noise is computed anew at the law's own mode."""
 
 
 SETTINGS = GroupSettings()
@@ -101,8 +114,9 @@ def fit_hierarchical(
 
     Notes
     -----
-    **Releases**, each of a function of one unit's record and of earlier releases: histograms, sums of clipped
-    gradients in ψ, and sums of parts of clipped Hessians. **Guarantee**: together one Gaussian release of the
+    **Releases**, each of a function of one unit's record and of earlier releases: histograms of the sizes of, and sums of,
+    :class:`~pymc_dp.records.grouped.GroupScore`, :class:`~pymc_dp.records.grouped.GroupInformation` and
+    :class:`~pymc_dp.records.grouped.TableInformation`. **Guarantee**: together one Gaussian release of the
     budget's multiplier.
     """
     return _Run(measure, model, tempering).all(on_progress)
@@ -166,15 +180,20 @@ class _Run:
         psi = self.model.psi_at(here)
         self.curvatures.append(
             self.evaluator.curvature(
-                elsewhere, self.model.psi_at(elsewhere), self.preconditioner, s.counts * share, s.curvature * share, s.beyond_information
+                elsewhere,
+                self.model.psi_at(elsewhere),
+                self.preconditioner,
+                s.sizes * share,
+                s.information * share,
+                s.beyond_information,
             )
         )
         information = informed(self.curvatures, shape)
         information = information._replace(V=self._within_prior(information.V))
         preconditioner = self._balanced(information)
-        rest = share - (self.measure.spent - before) - s.counts * share
+        rest = share - (self.measure.spent - before) - s.sizes * share
         self.slopes.append(
-            self.evaluator.slope(here, psi, preconditioner, s.counts * share, rest, beyond)
+            self.evaluator.slope(here, psi, preconditioner, s.sizes * share, rest, beyond)
         )
         self.preconditioner = preconditioner
         self.n_evaluations += 1
@@ -195,24 +214,25 @@ class _Run:
         """Scales that divide noise among φ and tables, so that variances relative to posteriors' add up least.
 
         A part with scores of length q and posterior variance c gets noise of variance proportional to
-        q / √c. Lengths are root mean squares, which information tells.
+        q / √c. Lengths are root mean squares, which information tells of. In them a unit's score is about 1/√n long,
+        as sizes are read on the way to a bound.
         """
-        rows = self.shape.parts(information.J.diagonal)[1:]
-        priors = self.shape.parts(self.prior)[1:]
+        V, J, p = information.V, information.J, self.shape.p
+        of_common = (
+            math.sqrt(max(float(np.trace(V.T @ J.blocks[0][0] @ V)), 0.0) / self.n) if p else 0.0
+        )
         of_columns = [np.sqrt(w) for w in self._per_unit(information)]
-        p = self.shape.p
-        of_common = math.sqrt(max(float(np.trace(information.V.T @ information.J.blocks[0][0] @ information.V)) if p else 0.0, 0.0) / self.n)
+        rows = self.shape.parts(J.diagonal)[1:]
+        priors = self.shape.parts(self.prior)[1:]
         variances = [
-            np.mean(1 / (np.maximum(r, 0.0) + 1 / p**2 + 1e-300), axis=0)
-            for r, p in zip(rows, priors, strict=True)
+            np.mean(1 / (np.maximum(r, 0.0) + 1 / sd**2 + 1e-300), axis=0)
+            for r, sd in zip(rows, priors, strict=True)
         ]
-        total = of_common + sum(
-            float(q @ np.sqrt(c)) for q, c in zip(of_columns, variances, strict=True)
-        )
-        scales = tuple(
-            1 / (np.sqrt(q / np.sqrt(c) * total) * self.root_n) for q, c in zip(of_columns, variances, strict=True)
-        )
-        return Preconditioner(information.V / (math.sqrt(of_common * total or 1.0) * self.root_n), scales)
+        lengths = zip(of_columns, variances, strict=True)
+        total = self.n * (of_common + sum(float(q @ np.sqrt(c)) for q, c in lengths))
+        lengths = zip(of_columns, variances, strict=True)
+        scales = tuple(1 / np.sqrt(q / np.sqrt(c) * total) for q, c in lengths)
+        return Preconditioner(V / math.sqrt(of_common * total or 1.0), scales)
 
     def _think(self, information: Information) -> float:
         """The law of all evaluations that count, and its mode: as far away as it may be trusted."""
@@ -230,7 +250,6 @@ class _Run:
         self.law, self.prior, self.variances = law, prior, variances
         step = self.mode.psi - psi
         moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
-        if os.environ.get('DBG'): print(f'{self.n_evaluations} share {1-self.measure.spent:.3f} left; moved {moved/self.root_n:.3f} psi {psi[:6].round(2)} mode {self.mode.psi[:6].round(2)} V {np.diag(information.V).round(4)} sd_common {information.sd_common:.3g} Jd {law.J.diagonal[:6].round(1)} noise {np.sqrt(np.diag(self.slopes[-1].covariance)).round(1)} {np.sqrt(self.slopes[-1].variance[:2]).round(1)} scales {self.preconditioner.scales} prior {self.prior[:6].round(2)}')
         if not moved < s.nowhere * self.root_n:
             raise SearchLost(f"query {self.n_evaluations} led nowhere")
         part = min(1.0, s.trust * self.root_n / max(moved, 1e-300))

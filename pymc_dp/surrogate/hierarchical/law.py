@@ -145,7 +145,9 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
         )
         own = np.arange(r)
         # Curvature changes with the place: in groups that lie alike, alike.
-        Z = _standard(sum(w * shape.parts(o.psi)[1 + k] for w, o in zip(weights, curvatures, strict=True)))
+        Z = _standard(
+            sum(w * shape.parts(o.psi)[1 + k] for w, o in zip(weights, curvatures, strict=True))
+        )
         t, unsure = shrunk_positive(
             rows[:, own, own].mean(axis=1), float(np.linalg.norm(np.diag(sds)) / r), Z
         )
@@ -236,7 +238,9 @@ def _between_tables(
     columns = [slice(x, y) for x, y in pairwise(ends)]
     for a, b in combinations(range(len(blocks)), 2):
         G = sum(
-            w * o.tables[columns[a], columns[b]] / np.outer(o.preconditioner.scales[a], o.preconditioner.scales[b])
+            w
+            * o.tables[columns[a], columns[b]]
+            / np.outer(o.preconditioner.scales[a], o.preconditioner.scales[b])
             for w, o in zip(weights, curvatures, strict=True)
         )
         share = [sizes[k] / sizes[k].sum() for k in (a, b)]
