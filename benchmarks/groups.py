@@ -96,6 +96,7 @@ class Experiment:
         return truth
 
     def draw(self, z, slot):
+        """What the family finds with this noise multiplier, and CPU seconds."""
         # A slot of its own, or two runs would have the same noise if that were seeded.
         privacy_filter = PrivacyFilter(Permit(slot, 0, (Gaussian(z),)), z)
         measure, start = PaidMeasurements(self.step._curator, privacy_filter), time.process_time()

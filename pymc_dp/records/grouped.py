@@ -71,10 +71,13 @@ class Preconditioner:
         Scores in φ are :math:`V^\top x_i`.
     scales : tuple of ndarray, shape (columns,)
         Scores in rows are multiplied by these.
+    of_common : float
+        Information of φ in any direction of these coordinates, as it was known when they were chosen.
     """
 
     V: Vector
     scales: tuple[Vector, ...]
+    of_common: float = math.inf
 
     @cached_property
     def W(self) -> Vector:  # noqa: N802

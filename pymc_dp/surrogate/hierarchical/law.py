@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.linalg import Vector, floored, inverse_root
+from pymc_dp.linalg import Vector, inverse_root
 from pymc_dp.records.grouped import Preconditioner, Shape
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
 from pymc_dp.surrogate.hierarchical.shrinkage import shrunk_positive, shrunk_ratios
@@ -123,13 +123,19 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
     weights = np.array([1 / c.sd["rows"] ** 2 for c in curvatures])
     weights /= weights.sum()
     back = [np.linalg.solve(c.preconditioner.V, preconditioner.V) for c in curvatures]
+    # An answer in coordinates that were far too narrow says next to nothing of φ, however much it says of rows.
+    of_common = np.array([
+        (c.sd["common"] * (np.linalg.norm(B, 2) ** 2 if p else 1.0)) ** -2.0
+        for c, B in zip(curvatures, back, strict=True)
+    ])  # fmt: skip
+    of_common /= of_common.sum()
     common = sum(
-        w * (B.T @ o.common @ B) for w, B, o in zip(weights, back, curvatures, strict=True)
+        w * (B.T @ o.common @ B) for w, B, o in zip(of_common, back, curvatures, strict=True)
     )
     sd_common = math.sqrt(
         sum(
             (w * o.sd.get("common", 0.0) * np.trace(B.T @ B) / max(p, 1)) ** 2
-            for w, B, o in zip(weights, back, curvatures, strict=True)
+            for w, B, o in zip(of_common, back, curvatures, strict=True)
         )
     )
     blocks, unsure_rows, cross, unsure_cross, sizes = [], [], [], [], []
@@ -167,10 +173,10 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
         for c in range(r):
             for j in range(p):
                 x = sum(w * o.cross[k][:, c] @ B[:, j] * a[c]
-                        for w, o, B, a in zip(weights, curvatures, back, ratios, strict=True))  # fmt: skip
+                        for w, o, B, a in zip(of_common, curvatures, back, ratios, strict=True))  # fmt: skip
                 sd = math.sqrt(
                     sum((w * o.sd["cross"] * a[c] * np.linalg.norm(B[:, j])) ** 2
-                        for w, o, B, a in zip(weights, curvatures, back, ratios, strict=True))
+                        for w, o, B, a in zip(of_common, curvatures, back, ratios, strict=True))
                 )  # fmt: skip
                 between[:, c, j], doubt[:, c, j] = shrunk_ratios(x, t, sd, Z, unsure)
         cross.append(between / s[:, None])
@@ -180,9 +186,11 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
     of_rows = Structured([b * (1 + _RIDGE) for b in blocks], U, M)
     C = _stacked(cross)
     explained = C.T @ (of_rows.inverse @ C)
-    common = floored(
-        common, max(sd_common * math.sqrt(p), 1e-3 * np.trace(common) / max(p, 1), 1e-300)
-    )
+    values, vectors = np.linalg.eigh(common)
+    floor = max(sd_common * math.sqrt(p), 1e-3 * float(np.trace(common)) / max(p, 1), 1e-300)
+    # What noise drowns keeps the coordinates that it had.
+    values = np.where(values > floor, values, min(floor, preconditioner.of_common))
+    common = (vectors * values) @ vectors.T
     # Noise in C explains more than there is to explain: of C, not of what is known better.
     L = np.linalg.cholesky(common)
     parts = np.linalg.solve(L, np.linalg.solve(L, explained).T)
@@ -348,7 +356,7 @@ def pooled(
     # Where the evaluations were, as each part weighs them.
     at_common = sum(np.trace(W) / max(p, 1) * s.psi for W, s in zip(B, slopes, strict=True))
     at_rows = np.concatenate([
-        sum(W @ s.psi[:p] for W, s in zip(B, slopes, strict=True)) if p else np.zeros(0),
+        sum(W.T @ s.psi[:p] for W, s in zip(B, slopes, strict=True)) if p else np.zeros(0),
         sum(w * s.psi[p:] for w, s in zip(b, slopes, strict=True)),
     ])  # fmt: skip
     if p:
