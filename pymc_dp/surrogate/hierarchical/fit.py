@@ -46,13 +46,13 @@ class GroupSettings:
     """No move is longer than this, in the same, but from noise."""
     lost: float = 0.35
     """Where the last move was longer than that, nothing was found."""
-    information: float = 0.15
-    """Of a query, the information's part. With .25 errors of 200 groups are a third larger, those of crossed factors the same."""
+    information: float = 0.2
+    """Of a query, the information's part. With .25 errors of 200 groups are a fifth larger than with .15, those of crossed factors the same."""
     sizes: float = 0.03
     """Of a query, the part of each histogram."""
-    beyond: float = 6.0
-    """So many times √n z units are longer than a bound of scores, n numbers in ψ and z the noise's sd in the sum / sensitivity. With 12
-    errors are a tenth smaller where all goes well, and single runs are four of their sds off."""
+    beyond: float = 12.0
+    """So many times √n z units are longer than a bound of scores, n numbers in ψ and z the noise's sd in the sum / sensitivity. With 6
+    bounds are longer, and effects' errors a tenth larger."""
     beyond_afar: float = 3.0
     """The same from afar, where what is clipped leads astray: as for the normal surrogate."""
     beyond_information: float = 1.0
@@ -163,16 +163,16 @@ class _Run:
         left = 1 - self.measure.spent
         for k, part in enumerate(s.near):
             last = k + 1 == len(s.near)
-            moved = self.evaluate(1 - self.measure.spent if last else part * left, s.beyond)
+            self.evaluate(1 - self.measure.spent if last else part * left, s.beyond)
             on_progress(f"query {self.n_evaluations}")
-        if not moved <= s.lost * self.root_n:
+        if not self.beyond_noise <= s.lost * self.root_n:
             raise SearchLost(f"after {self.n_evaluations} queries it still moved far")
         return GroupPosterior(
             self.law, self.mode, self.law.privacy_shifts(self.prior), self.n_evaluations
         )
 
     def evaluate(self, share: float, beyond: float) -> float:
-        """Evaluate where ψ may be, and think again: how far that has moved, in sds, beyond what noise makes of it.
+        """Evaluate where ψ may be, and think again: how far that has moved, in sds.
 
         ψ is drawn: at the mode groups would be less spread than they are, and what all records share would be
         measured as if they were. The information is asked for at a draw of its own. Then the gradient's place and
@@ -240,7 +240,7 @@ class _Run:
         return Preconditioner(V / math.sqrt(part), scales, 1 / part)
 
     def _think(self, information: Information) -> float:
-        """The law of all evaluations that count, and its mode, as far away as it may be trusted: how far that is, beyond noise."""
+        """The law of all evaluations that count, and its mode, as far away as it may be trusted: how far that is."""
         s, shape, n = SETTINGS, self.shape, self.n
         before = self.mode.theta + self.held_back
         psi = self.model.psi_at(before)
@@ -260,4 +260,5 @@ class _Run:
         part = min(1.0, s.trust * self.root_n / max(moved, 1e-300))
         self.held_back = (self.mode.theta - before) * (part - 1)
         noise = float(law.J.diagonal @ (uncertain + variances))
-        return math.sqrt(max(moved**2 - _OF_NOISE * noise, 0.0))
+        self.beyond_noise = math.sqrt(max(moved**2 - _OF_NOISE * noise, 0.0))
+        return moved
