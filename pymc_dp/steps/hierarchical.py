@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.diagnostics import Diagnostics, GroupDiagnostics, Note
+from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.records.grouped import Shape
@@ -20,6 +21,8 @@ GROUPS_FROM = 30
 cheap, and nothing need be assumed of groups."""
 MOST_COMMON = 60
 """Parameters that all records share, at most: their Hessian is as for a model without groups."""
+MOST_REST = 90
+"""Parameters that are not normal effects, at most: their law is found as that of a model without groups."""
 _SEED = 1
 """Of the draws: they are computed from released numbers, and anybody may do it again."""
 _PRIOR = 0.8
@@ -39,13 +42,27 @@ def has_groups(compiled: CompiledModel) -> bool:
 
 
 def law_model(compiled: CompiledModel) -> LawModel:
-    """The law's density of a model that :func:`has_groups`; compiles, and reads no records."""
+    """The law's density of a model that :func:`has_groups`; compiles, and reads no records.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If too many parameters are not normal effects.
+    """
     cut = compiled.cut
     if cut is None:
         raise RuntimeError("The model has no groups.")
     sources, shape = [table.sources for table in cut.tables], Shape(cut.p, tuple(cut.shapes))
     with compiling():
-        return LawModel(compiled.parameters, cut.graph.theta, cut.psi, sources, shape)
+        law = LawModel(compiled.parameters, cut.graph.theta, cut.psi, sources, shape)
+    if law.n_rest > MOST_REST:
+        raise UnsupportedModelError(
+            f"Groups are sampled where their effects are independent and normal given their mean and scale, as in "
+            f"`pm.Normal('a', mu, tau, dims='group')`. Of the parameters, {law.n_rest} are not: effects that are correlated "
+            "(`LKJCholeskyCov`, `MvNormal`), along a path (`GaussianRandomWalk`) or of another law. Write them as "
+            "independent ones, one array for each. Nothing was spent."
+        )
+    return law
 
 
 class HierarchicalFamily:

@@ -98,6 +98,8 @@ class LawModel:
         Of φ, about, in the prior.
     table_names : list of str
         Free variables that are as long as each table, or as its columns together.
+    n_rest : int
+        How many entries of θ are not known to be normal given the rest.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class LawModel:
         self._whitened = np.zeros(d, bool)
         for normal in self._normals:
             self._whitened[normal.inside] = True
+        self.n_rest = d - int(self._whitened.sum())
         # Numbers in place of which others are put, of any shape: nothing is compiled twice.
         numbers = {
             "scale": np.ones(d), "origin": parameters.start, "centre": np.zeros(n),

@@ -46,6 +46,8 @@ class GroupSettings:
     """No move is longer than this, in the same, but from noise."""
     lost: float = 0.35
     """Where the last move was longer than that, nothing was found."""
+    surprising: float = 3.0
+    """Sds by which the last query may move what all records share, root mean square: of two parameters chance does it once in 8,000 runs."""
     information: float = 0.2
     """Of a query, the information's part. With .25 errors of 200 groups are a fifth larger than with .15, those of crossed factors the same."""
     sizes: float = 0.03
@@ -165,7 +167,7 @@ class _Run:
             last = k + 1 == len(s.near)
             self.evaluate(1 - self.measure.spent if last else part * left, s.beyond)
             on_progress(f"query {self.n_evaluations}")
-        if not self.beyond_noise <= s.lost * self.root_n:
+        if not (self.beyond_noise <= s.lost * self.root_n and self.surprise <= s.surprising):
             raise SearchLost(f"after {self.n_evaluations} queries it still moved far")
         return GroupPosterior(
             self.law, self.mode, self.law.privacy_shifts(self.prior), self.n_evaluations
@@ -261,4 +263,6 @@ class _Run:
         self.held_back = (self.mode.theta - before) * (part - 1)
         noise = float(law.J.diagonal @ (uncertain + variances))
         self.beyond_noise = math.sqrt(max(moved**2 - _OF_NOISE * noise, 0.0))
+        of_common = step[: shape.p] ** 2 / (uncertain + variances)[: shape.p]
+        self.surprise = math.sqrt(float(of_common.mean())) if shape.p else 0.0
         return moved
