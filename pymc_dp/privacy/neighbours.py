@@ -9,7 +9,7 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.events import Event, Gaussian, GaussianOrL2, L2Mechanism, Pure
 
 _TRUNCATED = 1 + 2.0**-19
-r"""Above :math:`\sqrt{1 + 2 \sqrt D / R + 2^{-48}}` for D up to 2^12 and R = 2^26; the last part is for rounding."""
+r"""Above :math:`\sqrt{1 + 2 \sqrt D / R + 2^{-48}}` for D up to 2^13 and R = 2^26; the last part is for rounding."""
 
 
 LAPLACE_TAIL = 1.7
@@ -49,7 +49,7 @@ class Neighbours:
 
         :math:`|v - v'|^2 = |v|^2 + |v'|^2 - 2 v^\top v' \le 2 B^2`; and a hair more, for what is left of that
         when entries are :func:`truncated <pymc_dp.privacy.clipping.add_clipped>` to whole numbers of R: an
-        inner product of two images is not below :math:`-2 R \sqrt D`, D the dimension.
+        inner product of two images is not below :math:`-2 R \sqrt D`, D the number of entries that a unit's term may have.
         """
         return math.sqrt(self.terms) * bound * _TRUNCATED
 
