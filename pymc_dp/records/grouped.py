@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.simulated import Scores
-from pymc_dp.linalg import as_vectors, clip, shrink
+from pymc_dp.linalg import as_vectors, clip
 from pymc_dp.privacy.clipping import Sparse
 from pymc_dp.records.queries import Units, UnitTerms, Vector, expected, finite_scores
 
@@ -140,30 +140,28 @@ class _Products:
     theta: Vector
     preconditioner: Preconditioner
     shape: Shape
-    bound: float
     tempering: float
 
     def _products(self, records: UnitTerms, units: Units | None) -> Iterator[tuple[Scores, Vector]]:
-        r""":math:`E[\operatorname{clip}_b(z) z^\top]` / T of chunks of units, shape (units, q, q)."""
+        r""":math:`E[z z^\top]` / T of chunks of units, shape (units, q, q)."""
         _of_all(units)
         W = self.tempering * self.preconditioner.W
         for of in records.scores(self.theta):
             z = finite_scores(of.simulated @ W)
-            kept = of.weights * shrink(np.linalg.norm(z, axis=2), self.bound) / self.tempering
             left, right = z.transpose(1, 2, 0), z.transpose(1, 0, 2)
-            yield of, (left * kept.T[:, None, :]) @ right
+            yield of, (left * (of.weights / self.tempering).T[:, None, :]) @ right
 
 
 @dataclass(frozen=True, eq=False)
 class GroupInformation(_Products):
-    r"""What a unit's clipped score keeps of its information, :math:`E[\operatorname{clip}_b(z) z^\top]` / T, where ψ's has places for it.
+    r"""A unit's information :math:`E[z z^\top]` / T, z as in :class:`GroupScore`, where ψ has places for it.
 
     That is φ's block, those of the rows that it uses, and what couples φ with them. What couples rows with rows of other tables
     is left out: it would be in as many places as there are pairs of rows.
 
     Parameters
     ----------
-    theta, preconditioner, shape, bound, tempering
+    theta, preconditioner, shape, tempering
         As in :class:`GroupScore`.
 
     Notes
@@ -180,7 +178,6 @@ class GroupInformation(_Products):
     theta: Vector
     preconditioner: Preconditioner
     shape: Shape
-    bound: float = math.inf
     tempering: float = 1.0
     about = "curvature"
     acute = True
@@ -242,7 +239,7 @@ class TableInformation(_Products):
 
     Parameters
     ----------
-    theta, preconditioner, shape, bound, tempering
+    theta, preconditioner, shape, tempering
         As in :class:`GroupScore`.
 
     Notes
@@ -253,7 +250,6 @@ class TableInformation(_Products):
     theta: Vector
     preconditioner: Preconditioner
     shape: Shape
-    bound: float = math.inf
     tempering: float = 1.0
     about = "curvature"
     acute = True
