@@ -10,6 +10,7 @@ from pymc_dp.diagnostics import Diagnostics, GroupDiagnostics, Note
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.linalg import Vector
 from pymc_dp.records.grouped import Shape
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
@@ -97,6 +98,8 @@ class HierarchicalFamily:
         law = self._law
         try:
             self.surrogate = fit_hierarchical(measure, law, self._tempering, say)
+            if (_prior_parts(self.surrogate) > _PRIOR).all():
+                raise SearchLost("next to nothing was learnt of any parameter")
             diagnostics = _judged(self.surrogate, law)
         # Of released numbers.
         except (SearchLost, OverflowError, np.linalg.LinAlgError) as lost:
@@ -144,9 +147,14 @@ def _judged(found: GroupPosterior, law: LawModel) -> Diagnostics:
     )
 
 
+def _prior_parts(found: GroupPosterior) -> Vector:
+    """Of the prior's variance of every entry of ψ, the part that is left, shape (n,)."""
+    return 1 / (1 + np.maximum(found.law.K.diagonal, 0.0) * found.mode.prior_sds**2)
+
+
 def _notes(found: GroupPosterior, law: LawModel) -> list[Note]:
     notes = []
-    kept = 1 / (1 + found.law.K.diagonal * found.mode.prior_sds**2)
+    kept = _prior_parts(found)
     for k, (table, names) in enumerate(
         zip(law.shape.parts(kept)[1:], law.table_names, strict=True)
     ):
