@@ -1,0 +1,353 @@
+"""Results of disjoint people as one: their laws multiplied, the prior counted once, at the cost of the dearest of them."""
+
+import json
+import logging
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+from scipy.stats import norm
+
+from pymc_dp._version import __version__
+from pymc_dp.checks import whole
+from pymc_dp.compat import from_groups, groups_of, lower_named_dims, root_attrs
+from pymc_dp.diagnostics import Note
+from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, refuses_from_outside
+from pymc_dp.likelihood.compilation import interpreted
+from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.compiled import compile as compile_model
+from pymc_dp.linalg import Vector
+from pymc_dp.privacy.accounting import composed_epsilon, gaussian_mu
+from pymc_dp.privacy.events import Gaussian, from_json, to_json
+from pymc_dp.privacy.guarantee import SCHEMA_VERSION, accountant_of, at_most, private
+from pymc_dp.privacy.neighbours import neighbours_named
+from pymc_dp.results import identify, release
+from pymc_dp.steps.normal import NormalFamily
+from pymc_dp.surrogate.normal.draws import sampler_at_hand
+from pymc_dp.surrogate.normal.law import Law
+from pymc_dp.surrogate.normal.product import Agreement, agreement, product
+
+_log = logging.getLogger("pymc.dp")
+
+_SIGNIFICANT, _MOST = 0.01, 3
+_AGAIN = '`sample(..., step=pymc_dp.DPSurrogate, family="normal")` gives one, for another budget.'
+
+
+class _Part(NamedTuple):
+    """One of the results: its attributes, groups, the runs that it is made of, and its law."""
+
+    attrs: dict[str, Any]
+    groups: dict[str, xr.Dataset]
+    runs: list[str]
+    law: Law
+
+
+@refuses_from_outside
+def combine(
+    results: Mapping[str, Any],
+    model: pm.Model | CompiledModel,
+    *,
+    disjoint: bool,
+    effects: Literal["fixed", "random"] = "fixed",
+    draws: int = 1000,
+    chains: int = 4,
+    nuts_sampler: str = "pymc",
+) -> Any:
+    r"""Combine results about different people, such as of years or sites, into one posterior, without reading data.
+
+    Each result carries the normal law of the likelihood that its run released. Their product, times the prior of
+    `model`, once, is the posterior given all of them; that can be combined with the next. Whether the results say the
+    same is tested, and a warning names what does not.
+
+    **Guarantee**: that of the dearest result, (max ε, max δ), if `disjoint`. Nothing is released here and no ledger is
+    charged: all that is returned is a function of released results, the prior and settings (post-processing).
+    **Neighbouring relation**: that of the results, within groups: one unit *of one group* is replaced by another, who is
+    in which group being public, fixed beforehand, and no part of what is protected; under add-or-remove, one unit comes
+    or goes, and its group may be a function of its own records. **Theorem**: parallel composition (McSherry, 2009, theorem 4).
+    Data sets that differ in one unit of group j differ in what run j reads, and nowhere else. Given what was released
+    before, run j is :math:`(\varepsilon_j, \delta_j)`-DP; what comes later is post-processing of that, and of other people's
+    records, so later runs may look at earlier results.
+
+    If units may be in several results, the costs add up: all releases are composed, at the largest δ. Budgets must have
+    been fixed beforehand then.
+
+    Parameters
+    ----------
+    results : mapping
+        From names to released results of :class:`~pymc_dp.DPSurrogate`'s normal family, or of this function.
+    model : Model, CompiledModel or bambi.Model
+        The one that was sampled, with the records of any group, or made-up ones: they are not used. Its prior is.
+    disjoint : bool
+        Whether nobody is in two of the results. It is for you to know: it cannot be seen. If not, no record may be
+        in two of them either, and a person's records must be independent given the parameters.
+    effects : {"fixed", "random"}
+        What the draws are of: parameters that all groups share, or the mean over groups that differ.
+    draws, chains : int
+        As in ``pymc_dp.sample``. They cost nothing.
+    nuts_sampler : str
+        As for ``pm.sample``.
+
+    Returns
+    -------
+    InferenceData or DataTree
+        Like ``pymc_dp.sample``'s. The attribute ``privacy_combined`` (JSON) has each group's estimates, fixed and random effects.
+
+    Raises
+    ------
+    PrivacyError
+        If a result has no usable normal law, of these parameters.
+    PrivacyConfigurationError
+        If the results are not about the same kind of units and neighbours, or a setting is out of range.
+
+    Notes
+    -----
+    The test is Cochran's Q over all parameters, with covariances that count the noise, and the largest distance of a group
+    from all, at a level of .01 each. Spreads between groups are DerSimonian and Laird's, for each parameter; with few groups
+    they are uncertain, and intervals of random effects too short.
+
+    References
+    ----------
+    F. McSherry. *Privacy integrated queries.* SIGMOD 2009.
+
+    R. DerSimonian, N. Laird. *Meta-analysis in clinical trials.* Controlled Clinical Trials 7, 1986.
+
+    Examples
+    --------
+    >>> both = combine({"2023": a, "2024": b}, model, disjoint=True)   # doctest: +SKIP
+    >>> all_three = combine({"until 2024": both, "2025": c}, model, disjoint=True)   # doctest: +SKIP
+    """
+    draws, chains = whole("draws", draws, 1), whole("chains", chains, 1)
+    if not isinstance(disjoint, bool) or effects not in ("fixed", "random"):
+        raise PrivacyConfigurationError(
+            '`disjoint` is True or False, and `effects` is "fixed" or "random".'
+        )
+    compiled = compile_model(model)
+    labels = compiled.parameters.labels
+    parts = {name: _part(name, result, labels) for name, result in results.items()}
+    settings = _common(parts, disjoint) | {"disjoint": str(disjoint), "effects": effects}
+    laws = [part.law for part in parts.values()]
+    seen = agreement(laws)
+    law = product(laws, _spread(seen, len(labels)) if effects == "random" else None)
+    family = NormalFamily(compiled, 1.0, sampler_at_hand(nuts_sampler), units_known=False)
+    found = family.of_law(law, draws, chains)
+    far, note = _disagreement(seen, list(parts), labels)
+    said = replace(
+        found.diagnostics, consistency=None, queries=None, combined=len(parts), disagreeing=far,
+        disagreement=min(seen.p, seen.p_largest), notes=(*found.diagnostics.notes, *note),
+    )  # fmt: skip
+    for each in said.notes:
+        _log.warning("%s", each.text)
+    attrs = _promise(parts, disjoint) | {
+        "privacy_usable": int(said.usable),
+        "privacy_settings": json.dumps(settings),
+        "privacy_diagnostics": json.dumps(said.metadata({})),
+        "privacy_combined": json.dumps(_table(seen, list(parts), labels)),
+    }
+    if effects == "fixed":
+        attrs["privacy_law"] = found.law
+    first = next(iter(parts.values()))
+    groups = {
+        "posterior": _posterior(compiled, found.draws, first),
+        "sample_stats": _statistics(attrs, draws, chains),
+    }
+    return release(from_groups(groups, attrs, like=next(iter(results.values()))))
+
+
+def _part(name: str, result: Any, labels: list[str]) -> _Part:
+    """One of the results, if it can be multiplied."""
+    attrs, groups = root_attrs(result), groups_of(result)
+    if "privacy_law" not in attrs:
+        if "privacy_schema_version" not in attrs:
+            why, cure = "it has not been released", "Pass it through `pymc_dp.release(...)`."
+        else:
+            family = json.loads(attrs.get("privacy_diagnostics", "{}")).get("family")
+            kind = attrs.get("privacy_step", "") + (f' of `family="{family}"`' if family else "")
+            why, cure = f"it is one of {kind}, or of random effects", _AGAIN
+        raise PrivacyError(f"{name!r} has no normal law that could be multiplied: {why}. {cure}")
+    if not attrs["privacy_usable"]:
+        raise PrivacyError(f"{name!r} said of itself that it is not usable. Leave it out.")
+    parameters, law = Law.from_json(attrs["privacy_law"])
+    if parameters != labels:
+        raise PrivacyError(
+            f"{name!r} has the parameters {', '.join(parameters)}; the model has {', '.join(labels)}. Names, labels, "
+            "transforms and order must be the same: give the model that was sampled."
+        )
+    runs = json.loads(attrs.get("privacy_runs", "[]"))
+    return _Part(attrs, groups, runs or [f"{identify(groups).privacy_run:016x}"], law)
+
+
+def _common(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
+    """Settings that all share; refuses results that are not of one kind."""
+    if len(parts) < 2:
+        raise PrivacyConfigurationError("Give at least two results to combine.")
+    seen: dict[str, str] = {}
+    (first, one), *_ = parts.items()
+    tempering = json.loads(one.attrs["privacy_settings"])["tempering"]
+    for name, part in parts.items():
+        if twice := [run for run in part.runs if run in seen]:
+            raise PrivacyConfigurationError(
+                f"{name!r} and {seen[twice[0]]!r} hold the same run: its people would count twice. Leave one of them out."
+            )
+        seen |= dict.fromkeys(part.runs, name)
+        if len(part.runs) > 1 and not disjoint:
+            raise PrivacyConfigurationError(
+                f"{name!r} is combined already. Where units may be shared, give its own results in its place, all at once."
+            )
+        same = ("privacy_unit", "privacy_relation")
+        differs = [x for x in same if part.attrs[x] != one.attrs[x]]
+        if json.loads(part.attrs["privacy_settings"])["tempering"] != tempering:
+            differs.append("tempering")
+        if differs:
+            raise PrivacyConfigurationError(
+                f"{first!r} and {name!r} differ in {' and '.join(differs)}, and no one guarantee or likelihood is of both. "
+                "Combine results that were sampled with the same `unit`, `neighbours` and `tempering`."
+            )
+    return {"tempering": tempering}
+
+
+def _spread(seen: Agreement, d: int) -> Vector:
+    variances = np.zeros(d)
+    variances[seen.read] = seen.between**2
+    return variances
+
+
+def _promise(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
+    """The guarantee of all together, as attributes."""
+    attrs = [part.attrs for part in parts.values()]
+    dearest = max(attrs, key=_worst)
+    relation = neighbours_named(dearest["privacy_relation"])
+    valid = all(a["privacy_valid"] for a in attrs)
+    delta, epsilon = (max(float(a[f"privacy_{x}"]) for a in attrs) for x in ("delta", "epsilon"))
+    replaced = max(float(a["privacy_epsilon_substitute_one"]) for a in attrs)
+    events, accountant = from_json(dearest["privacy_events"]), dearest["privacy_accountant"]
+    how = "who is in which is public" if relation.public_size else "and in no other"
+    why = f"disjoint groups: each unit is in one of them only, {how}, and has the cost of that one alone"
+    if not disjoint:
+        events = tuple(e for a in attrs for e in from_json(a["privacy_events"]))
+        accountant, why = accountant_of(events, delta), "groups that may share units: costs add up"
+        if valid:
+            epsilon = composed_epsilon(events, delta)
+            replaced = composed_epsilon(relation.under_substitution(events), delta)
+    units = sum(a.get("privacy_units", 0) for a in attrs)
+    changed = (
+        f"replacing {dearest['privacy_unit']} of a group, among {units:,} in all"
+        if relation.public_size
+        else f"adding or removing {dearest['privacy_unit']}, and {private(at_most(replaced), delta)} with respect to "
+        "replacing one of a group"
+    )
+    statement = (
+        f"These draws are {private(at_most(epsilon), delta)} with respect to {changed}: they combine {len(parts)} results of {why}."
+        if valid
+        else next(a["privacy_statement"] for a in attrs if not a["privacy_valid"])
+    )
+    names = {name for a in attrs for name in json.loads(a["privacy_record_dims"])}
+    return {
+        "privacy_epsilon": epsilon,
+        "privacy_epsilon_substitute_one": replaced,
+        "privacy_delta": delta,
+        "privacy_relation": relation.name,
+        "privacy_unit": dearest["privacy_unit"],
+        **({"privacy_units": units} if relation.public_size else {}),
+        "privacy_accountant": accountant + (", of the dearest of disjoint groups" if disjoint else ""),
+        "privacy_noise": ", ".join(sorted({a["privacy_noise"] for a in attrs})),
+        "privacy_valid": int(valid),
+        "privacy_events": to_json(events),
+        "privacy_step": f"combine, {len(parts)} results",
+        "privacy_statement": statement,
+        "privacy_variables": attrs[0]["privacy_variables"],
+        "privacy_statistics": "[]",
+        "privacy_record_dims": json.dumps(sorted(names)),
+        "privacy_runs": json.dumps([run for part in parts.values() for run in part.runs]),
+        "privacy_schema_version": SCHEMA_VERSION,
+        "pymc_dp_version": __version__,
+    }  # fmt: skip
+
+
+def _worst(attrs: Mapping[str, Any]) -> tuple[bool, float]:
+    """Orders results by what attackers can do: Gaussian ones by μ, whatever their δ; beside others only (ε, δ) is stated."""
+    events = from_json(attrs["privacy_events"])
+    if all(isinstance(e, Gaussian) for e in events):
+        return False, gaussian_mu(events)
+    return True, float(attrs["privacy_epsilon"])
+
+
+def _disagreement(
+    seen: Agreement, names: list[str], labels: list[str]
+) -> tuple[tuple[str, ...], tuple[Note, ...]]:
+    """What stands out, and a remark on it if that is more than chance."""
+    significant = min(seen.p, seen.p_largest) < _SIGNIFICANT
+    if not significant:
+        return (), ()
+    bound = norm.isf(_SIGNIFICANT / 2 / seen.z.size)
+    order = np.argsort(-np.abs(seen.z), axis=None)
+    far = [np.unravel_index(k, seen.z.shape) for k in order[:_MOST]]
+    far = [at for at in far if abs(seen.z[at]) > bound] or far[:1]
+    told = tuple(
+        f"{labels[seen.read[i]]} of {names[g]!r} by {seen.z[g, i]:+.1f} sds" for g, i in far
+    )
+    which = dict.fromkeys(int(i) for _, i in far)
+    spreads = ", ".join(f"{labels[seen.read[i]]} {seen.between[i]:.2g}" for i in which)
+    text = (
+        f"The results disagree more than sampling and noise explain (p = {min(seen.p, seen.p_largest):.1g}): {', '.join(told)}. "
+        'Draws of `effects="fixed"` take them for one and are too sure. Look at the groups one by one; leave out what '
+        'is of another population; or give `effects="random"`, draws of the mean over groups, of which the sds between '
+        f"groups are {spreads}."
+    )
+    return told, (Note("disagreement", text, tuple(labels[seen.read[i]] for i in which)),)
+
+
+def _table(seen: Agreement, names: list[str], labels: list[str]) -> dict[str, Any]:
+    """Every parameter's estimates, on PyMC's unconstrained scale and without the prior: [mean, sd]."""
+    parameters = {
+        labels[k]: {
+            "fixed": [seen.fixed[0][i], seen.fixed[1][i]],
+            "random": [seen.random[0][i], seen.random[1][i]],
+            "between_sd": seen.between[i],
+            "groups": {
+                name: [seen.estimates[g, i], seen.sds[g, i], seen.z[g, i]]
+                for g, name in enumerate(names)
+            },
+        }
+        for i, k in enumerate(seen.read)
+    }
+    return {"p": seen.p, "p_largest": seen.p_largest, "parameters": parameters}
+
+
+def _posterior(compiled: CompiledModel, theta: Vector, part: _Part) -> xr.Dataset:
+    """Draws of θ as the variables of a result, with its dimensions and labels."""
+    like, covered = part.groups["posterior"], json.loads(part.attrs["privacy_variables"])
+    model = compiled.model
+    known = {v.name for v in model.unobserved_RVs} - set(compiled.roles.left_out)
+    names = [str(v) for v in like.data_vars if v in covered and v in known]
+    graphs = model.replace_rvs_by_values([model[name] for name in names])
+    outputs, point = compiled.parameters.join(graphs)
+    function = pm.compile(
+        [point], [lower_named_dims(x) for x in outputs], mode=interpreted(), on_unused_input="ignore"
+    )  # fmt: skip
+    size = theta.shape[:2]
+    found = [function(one) for one in theta.reshape(-1, theta.shape[2])]
+    arrays = [np.stack(x) for x in zip(*found, strict=True)]
+    variables = {
+        name: (like[name].dims, x.reshape(size + x.shape[1:]))
+        for name, x in zip(names, arrays, strict=True)
+    }
+    axes = {"chain": np.arange(size[0]), "draw": np.arange(size[1])}
+    labels = {name: c for name, c in like.coords.items() if name not in axes}
+    now = datetime.now(UTC).isoformat()
+    return xr.Dataset(variables, {**labels, **axes}, {**like.attrs, "created_at": now})
+
+
+def _statistics(attrs: Mapping[str, Any], draws: int, chains: int) -> xr.Dataset:
+    """What a run's own statistics would be: nothing was rejected, and all is paid for."""
+    runs, of_all = attrs["privacy_runs"], attrs["privacy_epsilon"]
+    values = {
+        "accepted": True, "accept_rate": 1.0, "epsilon": of_all, "delta": attrs["privacy_delta"], "epsilon_spent": of_all,
+        "scale": np.nan, "privacy_run": zlib.crc32(runs.encode()), "privacy_plan": 0,
+    }  # fmt: skip
+    full = {name: (("chain", "draw"), np.full((chains, draws), x)) for name, x in values.items()}
+    return xr.Dataset(full, {"chain": np.arange(chains), "draw": np.arange(draws)})
