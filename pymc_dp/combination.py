@@ -35,7 +35,10 @@ from pymc_dp.surrogate.normal.product import Agreement, agreement, product
 _log = logging.getLogger("pymc.dp")
 
 _SIGNIFICANT, _MOST = 0.01, 3
-_AGAIN = '`sample(..., step=pymc_dp.DPSurrogate, family="normal")` gives one, for another budget.'
+_AGAIN = (
+    '`sample(..., step=pymc_dp.DPSurrogate, family="normal")` gives one, for another budget; other families, steps and '
+    "random effects do not."
+)
 
 
 class _Part(NamedTuple):
@@ -126,6 +129,8 @@ def combine(
         raise PrivacyConfigurationError(
             '`disjoint` is True or False, and `effects` is "fixed" or "random".'
         )
+    if not isinstance(results, Mapping) or len(results) < 2:
+        raise PrivacyConfigurationError("`results` maps names to results, of which it takes two.")
     compiled = compile_model(model)
     labels = compiled.parameters.labels
     parts = {name: _part(name, result, labels) for name, result in results.items()}
@@ -162,13 +167,15 @@ def _part(name: str, result: Any, labels: list[str]) -> _Part:
     """One of the results, if it can be multiplied."""
     attrs, groups = root_attrs(result), groups_of(result)
     if "privacy_law" not in attrs:
-        if "privacy_schema_version" not in attrs:
-            why, cure = "it has not been released", "Pass it through `pymc_dp.release(...)`."
-        else:
-            family = json.loads(attrs.get("privacy_diagnostics", "{}")).get("family")
-            kind = attrs.get("privacy_step", "") + (f' of `family="{family}"`' if family else "")
-            why, cure = f"it is one of {kind}, or of random effects", _AGAIN
-        raise PrivacyError(f"{name!r} has no normal law that could be multiplied: {why}. {cure}")
+        why = "has not been released. Pass it through `pymc_dp.release(...)`."
+        if "privacy_schema_version" in attrs:
+            said = {
+                k: json.loads(attrs.get(f"privacy_{k}", "{}")) for k in ("diagnostics", "settings")
+            }
+            of = said["diagnostics"].get("family"), said["settings"].get("effects")
+            kind = ", ".join(filter(None, (attrs.get("privacy_step"), *of)))
+            why = f"has no normal law that could be multiplied: it is of {kind}. {_AGAIN}"
+        raise PrivacyError(f"{name!r} {why}")
     if not attrs["privacy_usable"]:
         raise PrivacyError(f"{name!r} said of itself that it is not usable. Leave it out.")
     parameters, law = Law.from_json(attrs["privacy_law"])
@@ -183,8 +190,6 @@ def _part(name: str, result: Any, labels: list[str]) -> _Part:
 
 def _common(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
     """Settings that all share; refuses results that are not of one kind."""
-    if len(parts) < 2:
-        raise PrivacyConfigurationError("Give at least two results to combine.")
     seen: dict[str, str] = {}
     (first, one), *_ = parts.items()
     tempering = json.loads(one.attrs["privacy_settings"])["tempering"]
@@ -224,12 +229,15 @@ def _promise(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
     valid = all(a["privacy_valid"] for a in attrs)
     delta, epsilon = (max(float(a[f"privacy_{x}"]) for a in attrs) for x in ("delta", "epsilon"))
     replaced = max(float(a["privacy_epsilon_substitute_one"]) for a in attrs)
-    events, accountant = from_json(dearest["privacy_events"]), dearest["privacy_accountant"]
+    events, runs = (
+        from_json(dearest["privacy_events"]),
+        [run for p in parts.values() for run in p.runs],
+    )
     how = "who is in which is public" if relation.public_size else "and in no other"
     why = f"disjoint groups: each unit is in one of them only, {how}, and has the cost of that one alone"
     if not disjoint:
         events = tuple(e for a in attrs for e in from_json(a["privacy_events"]))
-        accountant, why = accountant_of(events, delta), "groups that may share units: costs add up"
+        why = "groups that may share units: costs add up"
         if valid:
             epsilon = composed_epsilon(events, delta)
             replaced = composed_epsilon(relation.under_substitution(events), delta)
@@ -241,7 +249,7 @@ def _promise(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
         "replacing one of a group"
     )
     statement = (
-        f"These draws are {private(at_most(epsilon), delta)} with respect to {changed}: they combine {len(parts)} results of {why}."
+        f"These draws are {private(at_most(epsilon), delta)} with respect to {changed}: they combine {len(runs)} results of {why}."
         if valid
         else next(a["privacy_statement"] for a in attrs if not a["privacy_valid"])
     )
@@ -253,16 +261,16 @@ def _promise(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
         "privacy_relation": relation.name,
         "privacy_unit": dearest["privacy_unit"],
         **({"privacy_units": units} if relation.public_size else {}),
-        "privacy_accountant": accountant + (", of the dearest of disjoint groups" if disjoint else ""),
+        "privacy_accountant": accountant_of(events, delta) + (", of the dearest of disjoint groups" if disjoint else ""),
         "privacy_noise": ", ".join(sorted({a["privacy_noise"] for a in attrs})),
         "privacy_valid": int(valid),
         "privacy_events": to_json(events),
-        "privacy_step": f"combine, {len(parts)} results",
+        "privacy_step": f"combine, of {len(runs)} results",
         "privacy_statement": statement,
         "privacy_variables": attrs[0]["privacy_variables"],
         "privacy_statistics": "[]",
         "privacy_record_dims": json.dumps(sorted(names)),
-        "privacy_runs": json.dumps([run for part in parts.values() for run in part.runs]),
+        "privacy_runs": json.dumps(runs),
         "privacy_schema_version": SCHEMA_VERSION,
         "pymc_dp_version": __version__,
     }  # fmt: skip
@@ -271,8 +279,9 @@ def _promise(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
 def _worst(attrs: Mapping[str, Any]) -> tuple[bool, float]:
     """Orders results by what attackers can do: Gaussian ones by μ, whatever their δ; beside others only (ε, δ) is stated."""
     events = from_json(attrs["privacy_events"])
-    if all(isinstance(e, Gaussian) for e in events):
-        return False, gaussian_mu(events)
+    gaussians = [e for e in events if isinstance(e, Gaussian)]
+    if len(gaussians) == len(events):
+        return False, gaussian_mu(gaussians)
     return True, float(attrs["privacy_epsilon"])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import chi2, norm
 
 from pymc_dp.linalg import Vector, positive, symmetric
@@ -69,7 +70,7 @@ class Agreement:
         Of the largest z, for as many as there are (Bonferroni).
     """
 
-    read: Vector
+    read: NDArray[np.int64]
     estimates: Vector
     sds: Vector
     z: Vector
