@@ -129,7 +129,7 @@ def combine(
         raise PrivacyConfigurationError(
             '`disjoint` is True or False, and `effects` is "fixed" or "random".'
         )
-    if not isinstance(results, Mapping) or len(results) < 2:
+    if not isinstance(results, Mapping) or hasattr(results, "attrs") or len(results) < 2:
         raise PrivacyConfigurationError("`results` maps names to results, of which it takes two.")
     compiled = compile_model(model)
     labels = compiled.parameters.labels

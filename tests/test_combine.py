@@ -21,6 +21,12 @@ SCALE = 0.05
 """Of the prior: so tight that it shows how often it is counted."""
 
 
+NORMAL = (
+    "pymc_dp.steps.normal.draw",
+    lambda found, prior, n, chains, sampler: draw_normal(found.posterior, n, chains),
+)
+
+
 @functools.cache
 def compiled(n=N, scale=2.0):
     """A linear regression with private covariates, compiled once; its data are replaced run by run."""
@@ -52,10 +58,9 @@ def sample(data, epsilon=2.0, scale=2.0, relation="substitute-one", ledger=None,
 
 @pytest.fixture
 def no_nuts(monkeypatch):
-    """Draws of the law's normal approximation, which for these models is all there is."""
-    monkeypatch.setattr(
-        "pymc_dp.steps.normal.draw", lambda found, prior, n, k, by: draw_normal(found.posterior, n, k)
-    )  # fmt: skip
+    """Draws of the law's normal approximation, which for these models is all there is; and no rehearsals."""
+    monkeypatch.setattr("pymc_dp.sampling._rehearse", lambda step, for_host: None)
+    monkeypatch.setattr(*NORMAL)
 
 
 @pytest.fixture(autouse=True)
@@ -107,27 +112,26 @@ def years(no_nuts):
 
 def test_draws_are_of_the_prior_once_and_the_product_of_laws(monkeypatch):
     with monkeypatch.context() as m:
-        m.setattr(
-            "pymc_dp.steps.normal.draw", lambda f, prior, n, k, by: draw_normal(f.posterior, n, k)
-        )
-        years = [sample(data_of(k), scale=SCALE) for k in range(3)]
+        m.setattr(*NORMAL)
+        years = [sample(data_of(k, beta=TRUTH / 10), scale=SCALE) for k in range(3)]
     laws = [law_of(one) for one in years]
     K = sum(law.K for law in laws)
     precision = K + np.eye(D) / SCALE**2
     mean = np.linalg.solve(precision, sum(law.k + law.K @ law.centre for law in laws))
     sd = np.sqrt(np.diag(np.linalg.inv(precision)))
-    both = combine(years, compiled(scale=SCALE))  # by NUTS
+    both = combine(years, compiled(scale=SCALE), draws=400)  # by NUTS
     drawn = beta_of(both)
-    assert np.abs(drawn.mean(axis=0) - mean).max() < 0.15 * sd.min()
-    np.testing.assert_allclose(drawn.std(axis=0), sd, rtol=0.1)
+    assert np.abs(drawn.mean(axis=0) - mean).max() < 0.2 * sd.min()
+    np.testing.assert_allclose(drawn.std(axis=0), sd, rtol=0.15)
     np.testing.assert_allclose(
         groups_of(both)["posterior"]["odds"].values.reshape(-1, D), np.exp(drawn)
     )
     # Its law is theirs, so that it can be combined again, and the order does not matter.
     np.testing.assert_allclose(law_of(both).K, K, rtol=1e-9)
-    again = combine(
-        {"x": combine(years[1:], compiled(scale=SCALE)), "y": years[0]}, compiled(scale=SCALE)
-    )
+    with monkeypatch.context() as m:
+        m.setattr(*NORMAL)
+        nested = {"x": combine(years[1:], compiled(scale=SCALE)), "y": years[0]}
+        again = combine(nested, compiled(scale=SCALE))
     a, b = law_of(both), law_of(again)
     np.testing.assert_allclose(b.K, a.K, rtol=1e-9)
     np.testing.assert_allclose(b.k + b.K @ b.centre, a.k + a.K @ a.centre, rtol=1e-6)
@@ -174,7 +178,7 @@ def test_parameters_in_units_that_differ_by_millions_and_hyperparameters(no_nuts
 
 def test_the_shift_of_five_years_beside_that_of_one_run_on_all(no_nuts):
     ratios = []
-    for k in range(12):
+    for k in range(6):
         data = [data_of(100 * k + j) for j in range(5)]
         one = sample([np.concatenate(x) for x in zip(*data, strict=True)])
         both = combine([sample(x) for x in data], draws=20, chains=1)
@@ -186,9 +190,9 @@ def test_the_shift_of_five_years_beside_that_of_one_run_on_all(no_nuts):
 def test_intervals_cover(no_nuts):
     inside, disagree = [], []
     for k in range(40):
-        both = combine([sample(data_of(1000 + 10 * k + j, n=800), epsilon=3.0) for j in range(3)], compiled(800))  # fmt: skip
+        both = combine([sample(data_of(1000 + 10 * k + j), epsilon=3.0) for j in range(2)])
         low, high = np.quantile(beta_of(both), [0.05, 0.95], axis=0)
-        inside.append((low < TRUTH) & (TRUTH < high))
+        inside.append((low < TRUTH) & (high > TRUTH))
         disagree.append(said(both)["disagreement"] < 0.01)
     assert 0.82 < np.mean(inside) < 0.97
     assert sum(disagree) <= 2
@@ -269,9 +273,12 @@ def test_groups_that_share_people_add_up(no_nuts):
     assert dp.privacy_report(both).epsilon < 2
     assert "costs add up" in root_attrs(both)["privacy_statement"]
     disjoint = combine(years)
-    for nested, match in ((both, "hold the same run"), (disjoint, "combined already")):
-        with pytest.raises(dp.PrivacyConfigurationError, match=match):
-            combine({"nested": nested, "again": years[0]}, disjoint=False)
+    with pytest.raises(
+        dp.PrivacyConfigurationError, match="'again' and 'nested' hold the same run"
+    ):
+        combine({"nested": disjoint, "again": years[0]})
+    with pytest.raises(dp.PrivacyConfigurationError, match="'nested' is combined already"):
+        combine({"nested": disjoint, "new": sample(data_of(3))}, disjoint=False)
 
 
 def test_add_or_remove(no_nuts):
@@ -288,7 +295,7 @@ def test_what_is_combined_is_a_result_like_others(years, tmp_path):
     both = combine(years)
     assert type(both) is type(years[0])
     assert set(groups_of(both)) == {"posterior", "sample_stats", "privacy"}
-    assert contents(dp.release(both)) == contents(both)
+    np.testing.assert_equal(contents(dp.release(both)), contents(both), strict=True)
     both.to_netcdf(tmp_path / "both.nc", engine="h5netcdf")
     loaded = read_netcdf(tmp_path / "both.nc")
     assert root_attrs(loaded)["privacy_law"] == root_attrs(both)["privacy_law"]
@@ -334,7 +341,7 @@ def test_other_steps_and_families_leave_no_law(no_nuts, few_moves):
     penalty = dp.sample(
         compiled(), draws=5, chains=1, epsilon=1.0, step=dp.DPPenalty, cores=1, progressbar=False
     )
-    with pytest.raises(dp.PrivacyError, match="dp_penalty.*another budget"):
+    with pytest.raises(dp.PrivacyError, match=r"DPPenalty.*another budget"):
         combine({"a": sample(data_of(0)), "b": penalty})
     curved = sample(data_of(0), family="polynomial")
     with pytest.raises(dp.PrivacyError, match="polynomial"):
@@ -351,7 +358,7 @@ def test_settings_that_do_not_fit_are_refused(years):
     for results in ({"a": a}, a, {}):
         with pytest.raises(dp.PrivacyConfigurationError, match="takes two"):
             dp.combine(results, compiled(), disjoint=True)
-    with pytest.raises(dp.PrivacyConfigurationError, match="'a' and 'b' hold the same run|'b' and 'a'"):  # fmt: skip
+    with pytest.raises(dp.PrivacyConfigurationError, match="'b' and 'a' hold the same run"):  # fmt: skip
         combine({"a": a, "b": a})
     with pytest.raises(dp.PrivacyConfigurationError, match="tempering"):
         combine([a, sample(data_of(3), tempering=0.5)])
@@ -363,9 +370,11 @@ def test_settings_that_do_not_fit_are_refused(years):
 
 
 def test_runs_without_a_guarantee_are_combined_to_one_without(no_nuts):
-    model = compiled()
-    run = {"step": dp.DPSurrogate, "family": "normal", "epsilon": 2.0, "draws": 20, "chains": 1, "progressbar": False}  # fmt: skip
-    years = [dp.sample(model, noise_source=dp.InsecureSeededNoise(k), **run) for k in range(2)]
+    run = {"draws": 20, "chains": 1, "epsilon": 4.0, "step": dp.DPSurrogate, "family": "normal"}
+    years = [sample(data_of(0))]
+    years += [
+        dp.sample(compiled(), noise_source=dp.InsecureSeededNoise(1), progressbar=False, **run)
+    ]
     both = combine(years)
     assert root_attrs(both)["privacy_valid"] == 0
     assert math.isinf(root_attrs(both)["privacy_epsilon"])
