@@ -29,7 +29,10 @@ NORMAL = (
 
 @functools.cache
 def compiled(n=N, scale=2.0):
-    """A linear regression with private covariates, compiled once; its data are replaced run by run."""
+    """A linear regression with private covariates, compiled once; its data are replaced run by run.
+
+    Called without arguments it is another one, of made-up records.
+    """
     with pm.Model(coords={"x": list("abc")}) as model:
         beta = pm.Normal("beta", 0, scale, dims="x")
         pm.Deterministic("odds", pm.math.exp(beta), dims="x")
@@ -370,11 +373,10 @@ def test_settings_that_do_not_fit_are_refused(years):
 
 
 def test_runs_without_a_guarantee_are_combined_to_one_without(no_nuts):
-    run = {"draws": 20, "chains": 1, "epsilon": 4.0, "step": dp.DPSurrogate, "family": "normal"}
     years = [sample(data_of(0))]
-    years += [
-        dp.sample(compiled(), noise_source=dp.InsecureSeededNoise(1), progressbar=False, **run)
-    ]
+    run = {"draws": 20, "chains": 1, "epsilon": 4.0, "step": dp.DPSurrogate, "family": "normal"}
+    insecure = {"noise_source": dp.InsecureSeededNoise(1), "progressbar": False}
+    years += [dp.sample(compiled(N, 2.0), **run, **insecure)]  # of the same data
     both = combine(years)
     assert root_attrs(both)["privacy_valid"] == 0
     assert math.isinf(root_attrs(both)["privacy_epsilon"])
