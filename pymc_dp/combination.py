@@ -34,7 +34,7 @@ from pymc_dp.surrogate.normal.product import Agreement, agreement, product
 
 _log = logging.getLogger("pymc.dp")
 
-_SIGNIFICANT, _MOST = 0.01, 3
+_SIGNIFICANT = 0.01
 _AGAIN = (
     '`sample(..., step=pymc_dp.DPSurrogate, family="normal")` gives one, for another budget; other families, steps and '
     "random effects do not."
@@ -140,10 +140,10 @@ def combine(
     law = product(laws, _spread(seen, len(labels)) if effects == "random" else None)
     family = NormalFamily(compiled, 1.0, sampler_at_hand(nuts_sampler), units_known=False)
     found = family.of_law(law, draws, chains)
-    far, note = _disagreement(seen, list(parts), labels)
+    far, note = _disagreement({name: part.law for name, part in parts.items()}, labels)
     said = replace(
         found.diagnostics, consistency=None, queries=None, combined=len(parts), disagreeing=far,
-        disagreement=min(seen.p, seen.p_largest), notes=(*found.diagnostics.notes, *note),
+        disagreement=seen.p_worst, notes=(*found.diagnostics.notes, *note),
     )  # fmt: skip
     for each in said.notes:
         _log.warning("%s", each.text)
@@ -286,28 +286,34 @@ def _worst(attrs: Mapping[str, Any]) -> tuple[bool, float]:
 
 
 def _disagreement(
-    seen: Agreement, names: list[str], labels: list[str]
+    laws: Mapping[str, Law], labels: list[str]
 ) -> tuple[tuple[str, ...], tuple[Note, ...]]:
-    """What stands out, and a remark on it if that is more than chance."""
-    significant = min(seen.p, seen.p_largest) < _SIGNIFICANT
-    if not significant:
+    """What stands out, and a remark on it if that is more than chance: the group farthest off, and so on with the rest."""
+    told, which, left, whole = [], [], dict(laws), agreement(list(laws.values()))
+    while len(left) > 1:
+        seen = agreement(list(left.values()))
+        if not seen.p_worst < _SIGNIFICANT:
+            break
+        far = np.abs(seen.z)
+        bound = min(norm.isf(_SIGNIFICANT / 2 / far.size), far.max())
+        # Of two nobody knows which one is off.
+        groups = [int(far.max(axis=1).argmax())] if len(left) > 2 else [0, 1]
+        names = list(left)
+        for g in groups:
+            del left[names[g]]
+            for i in np.flatnonzero(far[g] >= bound):
+                which.append(i)
+                told.append(f"{labels[seen.read[i]]} of {names[g]!r} by {seen.z[g, i]:+.1f} sds")
+    if not told:
         return (), ()
-    bound = norm.isf(_SIGNIFICANT / 2 / seen.z.size)
-    order = np.argsort(-np.abs(seen.z), axis=None)
-    far = [np.unravel_index(k, seen.z.shape) for k in order[:_MOST]]
-    far = [at for at in far if abs(seen.z[at]) > bound] or far[:1]
-    told = tuple(
-        f"{labels[seen.read[i]]} of {names[g]!r} by {seen.z[g, i]:+.1f} sds" for g, i in far
-    )
-    which = dict.fromkeys(int(i) for _, i in far)
-    spreads = ", ".join(f"{labels[seen.read[i]]} {seen.between[i]:.2g}" for i in which)
+    spreads = {labels[whole.read[i]]: f"{whole.between[i]:.2g}" for i in which}
     text = (
-        f"The results disagree more than sampling and noise explain (p = {min(seen.p, seen.p_largest):.1g}): {', '.join(told)}. "
+        f"The results disagree more than sampling and noise explain (p = {whole.p_worst:.1g}): {', '.join(told)}. "
         'Draws of `effects="fixed"` take them for one and are too sure. Look at the groups one by one; leave out what '
         'is of another population; or give `effects="random"`, draws of the mean over groups, of which the sds between '
-        f"groups are {spreads}."
+        f"groups are {', '.join(map(' '.join, spreads.items()))}."
     )
-    return told, (Note("disagreement", text, tuple(labels[seen.read[i]] for i in which)),)
+    return tuple(told), (Note("disagreement", text, tuple(spreads)),)
 
 
 def _table(seen: Agreement, names: list[str], labels: list[str]) -> dict[str, Any]:

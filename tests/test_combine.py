@@ -222,6 +222,10 @@ def test_what_stands_out_is_named(years):
     found = combine(off)
     assert said(found)["disagreeing"].startswith("beta[b] of 'year 2' by +")
     assert table(found)["p_largest"] < 0.01
+    # Far off it pulls all together along, and yet is the only one to be named; of two, both are.
+    off[2] = moved(years[2], [0, 30 * sd, 0])
+    assert said(combine(off))["disagreeing"].count(" of ") == 1
+    assert said(combine(off[2:4]))["disagreeing"].count("beta[b] of ") == 2
     assert root_attrs(found)["privacy_usable"] == 1
 
 

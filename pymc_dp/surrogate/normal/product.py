@@ -80,6 +80,11 @@ class Agreement:
     p: float
     p_largest: float
 
+    @property
+    def p_worst(self) -> float:
+        """The smaller of both."""
+        return min(self.p, self.p_largest)
+
 
 def agreement(laws: Sequence[Law]) -> Agreement:
     """Compare what laws say.
