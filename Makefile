@@ -5,6 +5,8 @@
 #   make test-nightly   all of them
 #   make coverage   what `make test` runs of the package, line by line
 #   make notebooks  the tutorials, run from start to end
+#   WITHOUT="nightly or sweep" leaves out what tries many models, one like another: on a second line of PyMC that tells little
+WITHOUT ?= nightly
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -22,7 +24,7 @@ quick: $(VENV)/.ready
 	$(PYTEST) -m "not (chain or process or page or sweep or nightly)"
 
 test: $(VENV)/.ready
-	$(PYTEST) -m "not nightly"
+	$(PYTEST) -m "not ($(WITHOUT))"
 
 test-nightly: $(VENV)/.ready
 	$(PYTEST)

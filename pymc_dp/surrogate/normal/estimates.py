@@ -28,7 +28,8 @@ _LEAST_KEPT = 0.2
 _USUALLY_KEPT = 0.75
 """The same where it was not asked: scores with a bound of 1.5 root mean squares."""
 _KEPT_SPREAD = 0.1
-"""By how much it differs from direction to direction, as far as nothing else is known of it."""
+"""By how much it differs from direction to direction, as far as nothing else is known of it. Half and twice as much: errors within .01
+of these (`benchmarks/surrogate_constants.py`)."""
 _HALF, _LEAST_PART = 0.5, 0.1
 """Part of the information that scores should keep, and the least that noise lets be told of it. Without, 2 % of outcomes at
 ε = .3 are four of their sds off and said to be known; with .7 errors are 1.1 times as large."""
@@ -116,9 +117,7 @@ def estimate(
         kept, kept_sd = _USUALLY_KEPT * np.eye(d), _KEPT_SPREAD
     else:
         seen = symmetric(R @ (at.kept + of_prior) @ R)
-        kept, kept_sd = _shrunk(
-            seen, at.information_sd, R @ R, bool(np.count_nonzero(at.kept) <= d)
-        )
+        kept, kept_sd = _shrunk(seen, at.information_sd, R @ R, at.kept_is_diagonal)
     values, U = np.linalg.eigh(kept)
     K_inverse = (U / np.clip(values, _LEAST_KEPT, 1.0)) @ U.T
     gain = inverse.T @ root @ K_inverse @ R

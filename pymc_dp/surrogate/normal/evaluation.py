@@ -79,6 +79,8 @@ class Evaluation:
         Standard deviation of the noise in each entry of it, and that with what clipping may have taken.
     information, kept : ndarray, shape (d, d)
         Sums of :class:`~pymc_dp.records.queries.Information`.
+    kept_is_diagonal : bool
+        Whether the diagonal of the latter is all that was asked for.
     information_sd : float
         Of the noise on the diagonals; √½ of it elsewhere.
     largest : float
@@ -97,6 +99,7 @@ class Evaluation:
     sd: float
     information: Vector
     kept: Vector | None
+    kept_is_diagonal: bool
     information_sd: float
     largest: float
     sizes: tuple[PrivateHistogram, ...]
@@ -191,7 +194,8 @@ class Evaluator:
             _OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
         )
         return Evaluation(
-            theta, V, b, score, noise, math.hypot(noise, clipped), information, kept, information_sd, largest, sizes,
+            theta, V, b, score, noise, math.hypot(noise, clipped), information, kept,
+            parts.kept == "diagonal", information_sd, largest, sizes,
             sizes_of_information, not sizes and float(np.trace(information)) > self.n_units * C / 2,
         )  # fmt: skip
 
@@ -225,14 +229,13 @@ class Evaluator:
                 )
             histogram = self.measure.histogram(of, share / len(theta), per_octave)
             counts = histogram.released
-            seen = _seen(counts, histogram.sd, *((_WIDE_WINDOWS, 1) if self.measure.pure else ()))
+            windows, nearby = (_WIDE_WINDOWS, 1) if self.measure.pure else (_WINDOWS, _NEARBY)
+            seen = _seen(counts, histogram.sd, windows, nearby)
             found.append(max(float(counts[seen] @ sizes[seen]), 0.0))
         return np.array(found)
 
 
-def _seen(
-    counts: Vector, sd: float, windows: tuple[int, ...] = _WINDOWS, nearby: int = _NEARBY
-) -> Vector:
+def _seen(counts: Vector, sd: float, windows: tuple[int, ...], nearby: int) -> Vector:
     """Which bins hold units: the window that stands out most, and what stands out beside it; none if none does."""
     counts = counts.copy()
     counts[:_WITHOUT_SIZE] = 0
