@@ -23,7 +23,7 @@ from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.accounting import composed_epsilon, gaussian_mu
-from pymc_dp.privacy.events import Gaussian, from_json, to_json
+from pymc_dp.privacy.events import Event, Gaussian, from_json, to_json
 from pymc_dp.privacy.guarantee import SCHEMA_VERSION, accountant_of, at_most, private
 from pymc_dp.privacy.neighbours import neighbours_named
 from pymc_dp.results import identify, release
@@ -42,12 +42,14 @@ _AGAIN = (
 
 
 class _Part(NamedTuple):
-    """One of the results: its attributes, groups, the runs that it is made of, and its law."""
+    """One of the results: its attributes and groups, the runs that it is made of, its law, what that is of and has cost."""
 
     attrs: dict[str, Any]
     groups: dict[str, xr.Dataset]
     runs: list[str]
     law: Law
+    tempering: float
+    events: tuple[Event, ...]
 
 
 @refuses_from_outside
@@ -127,35 +129,41 @@ def combine(
     draws, chains = whole("draws", draws, 1), whole("chains", chains, 1)
     if not isinstance(disjoint, bool) or effects not in ("fixed", "random"):
         raise PrivacyConfigurationError(
-            '`disjoint` is True or False, and `effects` is "fixed" or "random".'
+            f'`disjoint` must be True or False, and `effects` "fixed" or "random". Found {disjoint!r} and {effects!r}.'
         )
     if not isinstance(results, Mapping) or hasattr(results, "attrs") or len(results) < 2:
-        raise PrivacyConfigurationError("`results` maps names to results, of which it takes two.")
+        raise PrivacyConfigurationError(
+            "`results` must map names to two results or more, as {'2023': a, '2024': b}."
+        )
     compiled = compile_model(model)
     labels = compiled.parameters.labels
-    parts = {name: _part(name, result, labels) for name, result in results.items()}
-    settings = _common(parts, disjoint) | {"disjoint": str(disjoint), "effects": effects}
-    laws = [part.law for part in parts.values()]
-    seen = agreement(laws)
-    law = product(laws, _spread(seen, len(labels)) if effects == "random" else None)
+    parts = {str(name): _part(name, result, labels) for name, result in results.items()}
+    _check_same_kind(parts, disjoint)
+    laws = {name: part.law for name, part in parts.items()}
+    seen = agreement(list(laws.values()))
+    between = np.zeros(len(labels))
+    between[seen.read] = seen.between
+    law = product(list(laws.values()), between**2 if effects == "random" else None)
     family = NormalFamily(compiled, 1.0, sampler_at_hand(nuts_sampler), units_known=False)
     found = family.of_law(law, draws, chains)
-    far, note = _disagreement({name: part.law for name, part in parts.items()}, labels)
+    far, note = _disagreement(laws, labels, between, seen.p_worst)
     said = replace(
         found.diagnostics, consistency=None, queries=None, combined=len(parts), disagreeing=far,
         disagreement=seen.p_worst, notes=(*found.diagnostics.notes, *note),
     )  # fmt: skip
     for each in said.notes:
         _log.warning("%s", each.text)
+    first = next(iter(parts.values()))
+    settings = {
+        "tempering": first.tempering, "disjoint": str(disjoint), "effects": effects, "groups": ", ".join(parts),
+    }  # fmt: skip
     attrs = _promise(parts, disjoint) | {
         "privacy_usable": int(said.usable),
         "privacy_settings": json.dumps(settings),
         "privacy_diagnostics": json.dumps(said.metadata({})),
         "privacy_combined": json.dumps(_table(seen, list(parts), labels)),
+        **({"privacy_law": found.law} if effects == "fixed" else {}),
     }
-    if effects == "fixed":
-        attrs["privacy_law"] = found.law
-    first = next(iter(parts.values()))
     groups = {
         "posterior": _posterior(compiled, found.draws, first),
         "sample_stats": _statistics(attrs, draws, chains),
@@ -185,130 +193,134 @@ def _part(name: str, result: Any, labels: list[str]) -> _Part:
             "transforms and order must be the same: give the model that was sampled."
         )
     runs = json.loads(attrs.get("privacy_runs", "[]"))
-    return _Part(attrs, groups, runs or [f"{identify(groups).privacy_run:016x}"], law)
+    return _Part(
+        attrs=attrs,
+        groups=groups,
+        runs=runs or [f"{identify(groups).privacy_run:016x}"],
+        law=law,
+        tempering=json.loads(attrs["privacy_settings"])["tempering"],
+        events=from_json(attrs["privacy_events"]),
+    )
 
 
-def _common(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
-    """Settings that all share; refuses results that are not of one kind."""
-    seen: dict[str, str] = {}
-    (first, one), *_ = parts.items()
-    tempering = json.loads(one.attrs["privacy_settings"])["tempering"]
+def _check_same_kind(parts: Mapping[str, _Part], disjoint: bool) -> None:
+    """Refuse results that no one guarantee or likelihood is of, and runs that would count twice."""
+
+    def kind(part: _Part) -> dict[str, Any]:
+        of = part.attrs
+        return {
+            "unit": of["privacy_unit"],
+            "neighbours": of["privacy_relation"],
+            "tempering": part.tempering,
+        }
+
+    holder: dict[str, str] = {}
+    first, one = next(iter(parts.items()))
     for name, part in parts.items():
-        if twice := [run for run in part.runs if run in seen]:
+        if twice := [run for run in part.runs if run in holder]:
             raise PrivacyConfigurationError(
-                f"{name!r} and {seen[twice[0]]!r} hold the same run: its people would count twice. Leave one of them out."
+                f"{name!r} and {holder[twice[0]]!r} hold the same run: its people would count twice. Leave one of them out."
             )
-        seen |= dict.fromkeys(part.runs, name)
+        holder |= dict.fromkeys(part.runs, name)
         if len(part.runs) > 1 and not disjoint:
             raise PrivacyConfigurationError(
                 f"{name!r} is combined already. Where units may be shared, give its own results in its place, all at once."
             )
-        same = ("privacy_unit", "privacy_relation")
-        differs = [x for x in same if part.attrs[x] != one.attrs[x]]
-        if json.loads(part.attrs["privacy_settings"])["tempering"] != tempering:
-            differs.append("tempering")
-        if differs:
+        if differs := [f"`{x}`" for x, value in kind(part).items() if value != kind(one)[x]]:
             raise PrivacyConfigurationError(
                 f"{first!r} and {name!r} differ in {' and '.join(differs)}, and no one guarantee or likelihood is of both. "
-                "Combine results that were sampled with the same `unit`, `neighbours` and `tempering`."
+                "Combine results that were sampled with the same."
             )
-    return {"tempering": tempering}
-
-
-def _spread(seen: Agreement, d: int) -> Vector:
-    variances = np.zeros(d)
-    variances[seen.read] = seen.between**2
-    return variances
 
 
 def _promise(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
     """The guarantee of all together, as attributes."""
     attrs = [part.attrs for part in parts.values()]
-    dearest = max(attrs, key=_worst)
-    relation = neighbours_named(dearest["privacy_relation"])
-    valid = all(a["privacy_valid"] for a in attrs)
-    delta, epsilon = (max(float(a[f"privacy_{x}"]) for a in attrs) for x in ("delta", "epsilon"))
-    replaced = max(float(a["privacy_epsilon_substitute_one"]) for a in attrs)
-    events, runs = (
-        from_json(dearest["privacy_events"]),
-        [run for p in parts.values() for run in p.runs],
+    name, shown = max(parts.items(), key=lambda item: _power(item[1]))
+    unit, relation = attrs[0]["privacy_unit"], neighbours_named(attrs[0]["privacy_relation"])
+    void = [a["privacy_statement"] for a in attrs if not a["privacy_valid"]]
+    epsilon, replaced, delta = (
+        max(float(a[f"privacy_{x}"]) for a in attrs)
+        for x in ("epsilon", "epsilon_substitute_one", "delta")
     )
-    how = "who is in which is public" if relation.public_size else "and in no other"
-    why = f"disjoint groups: each unit is in one of them only, {how}, and has the cost of that one alone"
+    events, how = shown.events, f"parallel composition of disjoint groups (releases of {name!r})"
     if not disjoint:
-        events = tuple(e for a in attrs for e in from_json(a["privacy_events"]))
-        why = "groups that may share units: costs add up"
-        if valid:
+        events = tuple(e for part in parts.values() for e in part.events)
+        how = accountant_of(events, delta)
+        if not void:
             epsilon = composed_epsilon(events, delta)
             replaced = composed_epsilon(relation.under_substitution(events), delta)
-    units = sum(a.get("privacy_units", 0) for a in attrs)
-    changed = (
-        f"replacing {dearest['privacy_unit']} of a group, among {units:,} in all"
-        if relation.public_size
-        else f"adding or removing {dearest['privacy_unit']}, and {private(at_most(replaced), delta)} with respect to "
-        "replacing one of a group"
+    where = "in one group" if disjoint else "wherever it is"
+    if relation.public_size:
+        changed = f"replacing {unit} {where}" + ", of those of that group" * disjoint
+    else:
+        changed = (
+            f"adding or removing {unit} {where}, and {private(at_most(replaced), delta)} with "
+            f"respect to replacing one {where}"
+        )
+    runs = [run for part in parts.values() for run in part.runs]
+    why = (
+        "disjoint groups, so that nobody bears the cost of more than one of them"
+        if disjoint
+        else "groups that may share units, so that costs add up"
     )
-    statement = (
-        f"These draws are {private(at_most(epsilon), delta)} with respect to {changed}: they combine {len(runs)} results of {why}."
-        if valid
-        else next(a["privacy_statement"] for a in attrs if not a["privacy_valid"])
-    )
-    names = {name for a in attrs for name in json.loads(a["privacy_record_dims"])}
+    # Who is in two groups would be counted twice.
+    sized = disjoint and all("privacy_units" in a for a in attrs)
+    units = {"privacy_units": sum(int(a["privacy_units"]) for a in attrs)} if sized else {}
     return {
         "privacy_epsilon": epsilon,
         "privacy_epsilon_substitute_one": replaced,
         "privacy_delta": delta,
         "privacy_relation": relation.name,
-        "privacy_unit": dearest["privacy_unit"],
-        **({"privacy_units": units} if relation.public_size else {}),
-        "privacy_accountant": accountant_of(events, delta) + (", of the dearest of disjoint groups" if disjoint else ""),
+        "privacy_unit": unit,
+        **units,
+        "privacy_accountant": how,
         "privacy_noise": ", ".join(sorted({a["privacy_noise"] for a in attrs})),
-        "privacy_valid": int(valid),
+        "privacy_valid": int(not void),
         "privacy_events": to_json(events),
         "privacy_step": f"combine, of {len(runs)} results",
-        "privacy_statement": statement,
+        "privacy_statement": void[0] if void else (
+            f"These draws are {private(at_most(epsilon), delta)} with respect to {changed}: they combine {len(runs)} results of {why}."
+        ),
         "privacy_variables": attrs[0]["privacy_variables"],
         "privacy_statistics": "[]",
-        "privacy_record_dims": json.dumps(sorted(names)),
+        "privacy_record_dims": json.dumps(sorted({x for a in attrs for x in json.loads(a["privacy_record_dims"])})),
         "privacy_runs": json.dumps(runs),
         "privacy_schema_version": SCHEMA_VERSION,
         "pymc_dp_version": __version__,
     }  # fmt: skip
 
 
-def _worst(attrs: Mapping[str, Any]) -> tuple[bool, float]:
-    """Orders results by what attackers can do: Gaussian ones by μ, whatever their δ; beside others only (ε, δ) is stated."""
-    events = from_json(attrs["privacy_events"])
-    gaussians = [e for e in events if isinstance(e, Gaussian)]
-    if len(gaussians) == len(events):
+def _power(part: _Part) -> tuple[bool, float]:
+    """Orders groups so that what :func:`~pymc_dp.privacy.guarantee.told_apart` says of the last one holds for all.
+
+    Gaussian releases are ordered by μ, at every δ; beside others no more than (ε, δ) is said, and that is of all.
+    """
+    gaussians = [e for e in part.events if isinstance(e, Gaussian)]
+    if len(gaussians) == len(part.events):
         return False, gaussian_mu(gaussians)
-    return True, float(attrs["privacy_epsilon"])
+    return True, float(part.attrs["privacy_epsilon"])
 
 
 def _disagreement(
-    laws: Mapping[str, Law], labels: list[str]
+    laws: Mapping[str, Law], labels: list[str], between: Vector, p: float
 ) -> tuple[tuple[str, ...], tuple[Note, ...]]:
     """What stands out, and a remark on it if that is more than chance: the group farthest off, and so on with the rest."""
-    told, which, left, whole = [], [], dict(laws), agreement(list(laws.values()))
-    while len(left) > 1:
-        seen = agreement(list(left.values()))
-        if not seen.p_worst < _SIGNIFICANT:
-            break
-        far = np.abs(seen.z)
+    told, spreads, left = [], {}, dict(laws)
+    while len(left) > 1 and (seen := agreement(list(left.values()))).p_worst < _SIGNIFICANT:
+        far, names = np.abs(seen.z), list(left)
         bound = min(norm.isf(_SIGNIFICANT / 2 / far.size), far.max())
         # Of two nobody knows which one is off.
-        groups = [int(far.max(axis=1).argmax())] if len(left) > 2 else [0, 1]
-        names = list(left)
-        for g in groups:
+        for g in [int(far.max(axis=1).argmax())] if len(left) > 2 else [0, 1]:
             del left[names[g]]
             for i in np.flatnonzero(far[g] >= bound):
-                which.append(i)
-                told.append(f"{labels[seen.read[i]]} of {names[g]!r} by {seen.z[g, i]:+.1f} sds")
+                k = seen.read[i]
+                spreads[labels[k]] = f"{between[k]:.2g}"
+                told.append(f"{labels[k]} of {names[g]!r} by {seen.z[g, i]:+.1f} sds")
     if not told:
         return (), ()
-    spreads = {labels[whole.read[i]]: f"{whole.between[i]:.2g}" for i in which}
     text = (
-        f"The results disagree more than sampling and noise explain (p = {whole.p_worst:.1g}): {', '.join(told)}. "
+        f"The results disagree more than sampling and noise explain (p = {p:.1g}): {', '.join(told)}. "
         'Draws of `effects="fixed"` take them for one and are too sure. Look at the groups one by one; leave out what '
         'is of another population; or give `effects="random"`, draws of the mean over groups, of which the sds between '
         f"groups are {', '.join(map(' '.join, spreads.items()))}."

@@ -10,8 +10,12 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.compat import from_groups, groups_of, read_netcdf, root_attrs
+from pymc_dp.privacy.accounting import composed_epsilon
+from pymc_dp.privacy.events import from_json
+from pymc_dp.report.wording import recognised
 from pymc_dp.surrogate.normal.draws import draw_normal
 from pymc_dp.surrogate.normal.law import Law
+from pymc_dp.surrogate.normal.product import agreement, product
 
 from .differential import RELEASES, contents
 
@@ -47,14 +51,18 @@ def data_of(seed, n=N, beta=TRUTH):
     return X, X @ beta + rng.normal(size=n)
 
 
-def sample(data, epsilon=2.0, scale=2.0, relation="substitute-one", ledger=None, **settings):
+def sample(
+    data, epsilon=2.0, scale=2.0, relation="substitute-one", ledger=None, delta=DELTA, **settings
+):
+    """With a ledger all noise is Gaussian; `ledger=False` is none."""
     model = compiled(len(data[0]), scale)
     for leaf in model.roles.record_data:
         leaf.values[...] = dict(zip("XY", data, strict=True))[leaf.name]
-    ledger = ledger or dp.PrivacyLedger(epsilon=epsilon, delta=DELTA, neighbours=relation)
+    if ledger is None:
+        ledger = dp.PrivacyLedger(epsilon=epsilon, delta=delta, neighbours=relation)
     settings = {"step": dp.DPSurrogate, "family": "normal"} | settings
     return dp.sample(
-        model, draws=20, chains=1, epsilon=epsilon, delta=DELTA, neighbours=relation, ledger=ledger, cores=1,
+        model, draws=20, chains=1, epsilon=epsilon, delta=delta, neighbours=relation, ledger=ledger or None, cores=1,
         progressbar=False, **settings,
     )  # fmt: skip
 
@@ -261,7 +269,8 @@ def test_disjoint_groups_cost_what_the_dearest_does(no_nuts):
     assert (attrs["privacy_epsilon"], attrs["privacy_delta"], attrs["privacy_units"]) == (3.0, DELTA, 3 * N)  # fmt: skip
     assert attrs["privacy_events"] == root_attrs(years[1])["privacy_events"]
     assert "disjoint groups" in attrs["privacy_statement"]
-    assert "replacing one record of a group" in attrs["privacy_statement"]
+    assert "replacing one record in one group, of those of that" in attrs["privacy_statement"]
+    assert attrs["privacy_accountant"].endswith("(releases of 'year 1')")
     report = dp.privacy_report(both, ledger=ledgers[0])
     assert report.account["spent"] == before[0]
     assert report.epsilon == 3.0
@@ -278,7 +287,8 @@ def test_groups_that_share_people_add_up(no_nuts):
     both = combine(years, disjoint=False)
     assert root_attrs(both)["privacy_epsilon"] == pytest.approx(one.spent(), rel=1e-3)
     assert dp.privacy_report(both).epsilon < 2
-    assert "costs add up" in root_attrs(both)["privacy_statement"]
+    assert "so that costs add up" in root_attrs(both)["privacy_statement"]
+    assert "privacy_units" not in root_attrs(both)  # how many there are in all is not known
     disjoint = combine(years)
     with pytest.raises(
         dp.PrivacyConfigurationError, match="'again' and 'nested' hold the same run"
@@ -288,13 +298,60 @@ def test_groups_that_share_people_add_up(no_nuts):
         combine({"nested": disjoint, "new": sample(data_of(3))}, disjoint=False)
 
 
+def test_mechanisms_of_several_kinds(no_nuts):
+    """Gaussian noise, the ℓ2 mechanism and pure ε: what is stated of all holds for each."""
+    years = {
+        "l2": sample(data_of(0), 2.5, ledger=False),
+        "gaussian": sample(data_of(1), 3.0, delta=1e-6),
+        "pure": sample(data_of(2), 3.5, delta=0.0),
+    }
+    kinds = [root_attrs(year)["privacy_events"] for year in years.values()]
+    for kind, events in zip(("gaussian_or_l2", "gaussian", "pure"), kinds, strict=True):
+        assert f'"{kind}"' in events
+    reports = [dp.privacy_report(year) for year in years.values()]
+    both = dp.privacy_report(combine(years))
+    assert (both.epsilon, both.delta) == (3.5, DELTA)
+    assert recognised(both) >= max(map(recognised, reports))
+    gaussian = dp.privacy_report(combine([years["gaussian"], sample(data_of(3), 1.0)]))
+    assert (gaussian.epsilon, gaussian.delta) == (3.0, DELTA)
+    assert recognised(gaussian) == pytest.approx(recognised(reports[1]))
+    added = dp.privacy_report(combine(years, disjoint=False))
+    assert added.releases == tuple(e for text in kinds for e in from_json(text))
+    assert added.epsilon == composed_epsilon(added.releases, DELTA) > 3.5
+    pure = [sample(data_of(k), e, delta=0.0) for k, e in enumerate((1.0, 2.0))]
+    assert root_attrs(combine(pure))["privacy_statement"].startswith("These draws are 2-diff")
+    added = dp.privacy_report(combine(pure, disjoint=False))
+    assert (added.epsilon, added.delta) == (3.0, 0.0)
+
+
+def test_the_report_says_whose_releases_it_lists(years):
+    page = dp.privacy_report(combine(years)).to_html()
+    assert "Everything that left the data" not in page
+    assert "What left the data of one group" in page
+    assert "Check each in the report of its own result" in page
+    assert "Who is in which of the groups" in page
+    added = dp.privacy_report(combine(years, disjoint=False)).to_html()
+    assert "Everything that left the data" in added
+    assert "dp_accounting" in added
+
+
+def test_a_deterministic_that_reads_records_stays_out(years):
+    """Under the name of one that the runs have released."""
+    with pm.Model(coords={"x": list("abc")}) as model:
+        beta = pm.Normal("beta", 0, 2, dims="x")
+        X, Y = pm.Data("X", data_of(0)[0]), pm.Data("Y", data_of(0)[1])
+        pm.Deterministic("odds", beta + X.mean(axis=0), dims="x")
+        pm.Normal("y", X @ beta, 1, observed=Y)
+    assert set(groups_of(combine(years, model))["posterior"].data_vars) == {"beta"}
+
+
 def test_add_or_remove(no_nuts):
     years = [sample(data_of(k), e, relation="add-or-remove") for k, e in enumerate((1.0, 2.0))]
     attrs = root_attrs(combine(years))
     assert "privacy_units" not in attrs
     assert attrs["privacy_epsilon"] == 2.0
     assert attrs["privacy_epsilon_substitute_one"] == root_attrs(years[1])["privacy_epsilon_substitute_one"]  # fmt: skip
-    with pytest.raises(dp.PrivacyConfigurationError, match="privacy_relation"):
+    with pytest.raises(dp.PrivacyConfigurationError, match="`neighbours`"):
         combine([years[0], sample(data_of(3))])
 
 
@@ -344,6 +401,23 @@ def test_results_without_a_usable_law_are_refused_by_name(years):
             combine({"good": good, "bad": bad})
 
 
+def test_a_group_that_tells_nothing_of_a_parameter():
+    """As a site without a category: its law is flat there, and the others' word stands."""
+    some, none = np.diag([4.0, 9.0]), np.diag([4.0, 0.0])
+    laws = [Law(np.zeros(2), J @ [0.5, m], J, J / 2) for J, m in ((some, 1.0), (none, 7.0))]
+    law, seen = product(laws), agreement(laws)
+    np.testing.assert_allclose(law.K, laws[0].K + laws[1].K, rtol=1e-6)
+    np.testing.assert_allclose(seen.fixed[0], [0.5, 1.0], rtol=1e-6)
+    assert not seen.between.any()
+    assert seen.p_worst > 0.5
+    # Nothing but the mean over groups is less sure, where they may differ.
+    apart = product(laws, np.array([1.0, 0.0]))
+    np.testing.assert_allclose(apart.K[1, 1], law.K[1, 1], rtol=1e-6)
+    np.testing.assert_allclose(
+        apart.K[0, 0], sum(1 / (1 + 1 / one.K[0, 0]) for one in laws), rtol=1e-6
+    )
+
+
 def test_other_steps_and_families_leave_no_law(no_nuts, few_moves):
     penalty = dp.sample(
         compiled(), draws=5, chains=1, epsilon=1.0, step=dp.DPPenalty, cores=1, progressbar=False
@@ -363,7 +437,7 @@ def test_settings_that_do_not_fit_are_refused(years):
         with pytest.raises(dp.PrivacyConfigurationError):
             combine([a, b], **settings)
     for results in ({"a": a}, a, {}):
-        with pytest.raises(dp.PrivacyConfigurationError, match="takes two"):
+        with pytest.raises(dp.PrivacyConfigurationError, match="two results or more"):
             dp.combine(results, compiled(), disjoint=True)
     with pytest.raises(dp.PrivacyConfigurationError, match="'b' and 'a' hold the same run"):  # fmt: skip
         combine({"a": a, "b": a})
@@ -385,3 +459,7 @@ def test_runs_without_a_guarantee_are_combined_to_one_without(no_nuts):
     assert root_attrs(both)["privacy_valid"] == 0
     assert math.isinf(root_attrs(both)["privacy_epsilon"])
     assert root_attrs(both)["privacy_statement"].startswith("NOT PRIVATE")
+    again = root_attrs(combine({"both": both, "valid": sample(data_of(2))}))
+    assert (again["privacy_valid"], again["privacy_statement"][:3]) == (0, "NOT")
+    apart = root_attrs(combine(years, disjoint=False))
+    assert (apart["privacy_valid"], apart["privacy_epsilon"]) == (0, math.inf)

@@ -156,6 +156,10 @@ def not_covered(report: Facts) -> list[str]:
             "units, and a guarantee with such a δ does not even rule out that some are published "
             "outright. Choose a δ far below that.",
         )
+    if _parallel(report) and neighbours_named(report.relation).public_size:
+        limits.insert(
+            0, "Who is in which of the groups that were combined: that is taken as public."
+        )
     if report.unit.startswith("one record"):
         limits.insert(0, "People with several records: only each record of theirs is protected.")
     if report.post_processing:
@@ -188,6 +192,12 @@ def how_to_check(report: Facts) -> tuple[str, str]:
             "releases it observes. Check them in the statement of whoever released the statistics.",
             "",
         )
+    if _parallel(report):
+        return (
+            "The groups are disjoint, so ε and δ are the largest of the results that were combined, as nobody bears the cost "
+            "of two. Check each in the report of its own result, and that nobody is in two of them.",
+            "",
+        )
     if any(isinstance(e, BarkerBatch) for e in report.releases):
         return (
             "No public accountant knows Barker tests on batches. Their Rényi divergence is derived "
@@ -215,6 +225,21 @@ def how_to_check(report: Facts) -> tuple[str, str]:
         "differ.",
         _program(report),
     )
+
+
+def what_left(report: Facts) -> str:
+    """What the list of releases is of."""
+    if _parallel(report):
+        return (
+            "What left the data of one group, the dearest if all are Gaussian. What left those of others is in the reports of "
+            "their own results; nothing was released for combining them."
+        )
+    return "Everything that left the data, in all chains. Nothing else did."
+
+
+def _parallel(report: Facts) -> bool:
+    """Whether it is of :func:`~pymc_dp.combine`, and the largest cost of disjoint groups is that of all."""
+    return report.settings.get("disjoint") == "True"
 
 
 def _program(report: Facts) -> str:
