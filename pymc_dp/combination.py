@@ -35,6 +35,8 @@ from pymc_dp.surrogate.normal.product import Agreement, agreement, product
 _log = logging.getLogger("pymc.dp")
 
 _SIGNIFICANT = 0.01
+_TOLD = 6
+"""Estimates that a warning names."""
 _AGAIN = (
     '`sample(..., step=pymc_dp.DPSurrogate, family="normal")` gives one, for another budget; other families, steps and '
     "random effects do not."
@@ -146,7 +148,7 @@ def combine(
     law = product(list(laws.values()), between**2 if effects == "random" else None)
     family = NormalFamily(compiled, 1.0, sampler_at_hand(nuts_sampler), units_known=False)
     found = family.of_law(law, draws, chains)
-    far, note = _disagreement(laws, labels, between, seen.p_worst)
+    far, note = _disagreement(laws, labels, between, seen.p_worst, effects)
     said = replace(
         found.diagnostics, consistency=None, queries=None, combined=len(parts), disagreeing=far,
         disagreement=seen.p_worst, notes=(*found.diagnostics.notes, *note),
@@ -250,14 +252,10 @@ def _promise(parts: Mapping[str, _Part], disjoint: bool) -> dict[str, Any]:
         if not void:
             epsilon = composed_epsilon(events, delta)
             replaced = composed_epsilon(relation.under_substitution(events), delta)
-    where = "in one group" if disjoint else "wherever it is"
-    if relation.public_size:
-        changed = f"replacing {unit} {where}" + ", of those of that group" * disjoint
-    else:
-        changed = (
-            f"adding or removing {unit} {where}, and {private(at_most(replaced), delta)} with "
-            f"respect to replacing one {where}"
-        )
+    where = "within its group" if disjoint else "wherever it is"
+    changed = f"replacing {unit} {where}"
+    if not relation.public_size:
+        changed = f"adding or removing {unit}, and {private(at_most(replaced), delta)} with respect to {changed}"
     runs = [run for part in parts.values() for run in part.runs]
     why = (
         "disjoint groups, so that nobody bears the cost of more than one of them"
@@ -303,7 +301,7 @@ def _power(part: _Part) -> tuple[bool, float]:
 
 
 def _disagreement(
-    laws: Mapping[str, Law], labels: list[str], between: Vector, p: float
+    laws: Mapping[str, Law], labels: list[str], between: Vector, p: float, effects: str
 ) -> tuple[tuple[str, ...], tuple[Note, ...]]:
     """What stands out, and a remark on it if that is more than chance: the group farthest off, and so on with the rest."""
     told, spreads, left = [], {}, dict(laws)
@@ -319,11 +317,16 @@ def _disagreement(
                 told.append(f"{labels[k]} of {names[g]!r} by {seen.z[g, i]:+.1f} sds")
     if not told:
         return (), ()
+    more = f" and {len(told) - _TOLD} others" if len(told) > _TOLD else ""
+    apart = f"sds between groups are {', '.join(map(' '.join, spreads.items()))}."
+    todo = {
+        "fixed": "These draws take the groups for one and are too sure. Look at them one by one; leave out what is of another "
+        f'population; or give `effects="random"`, draws of the mean over groups, of which the {apart}',
+        "random": f"These draws are of the mean over groups, of which the {apart}",
+    }
     text = (
-        f"The results disagree more than sampling and noise explain (p = {p:.1g}): {', '.join(told)}. "
-        'Draws of `effects="fixed"` take them for one and are too sure. Look at the groups one by one; leave out what '
-        'is of another population; or give `effects="random"`, draws of the mean over groups, of which the sds between '
-        f"groups are {', '.join(map(' '.join, spreads.items()))}."
+        f"The results disagree more than sampling and noise explain (p = {p:.1g}): "
+        f"{', '.join(told[:_TOLD])}{more}. {todo[effects]}"
     )
     return tuple(told), (Note("disagreement", text, tuple(spreads)),)
 

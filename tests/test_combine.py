@@ -269,7 +269,7 @@ def test_disjoint_groups_cost_what_the_dearest_does(no_nuts):
     assert (attrs["privacy_epsilon"], attrs["privacy_delta"], attrs["privacy_units"]) == (3.0, DELTA, 3 * N)  # fmt: skip
     assert attrs["privacy_events"] == root_attrs(years[1])["privacy_events"]
     assert "disjoint groups" in attrs["privacy_statement"]
-    assert "replacing one record in one group, of those of that" in attrs["privacy_statement"]
+    assert "replacing one record within its group" in attrs["privacy_statement"]
     assert attrs["privacy_accountant"].endswith("(releases of 'year 1')")
     report = dp.privacy_report(both, ledger=ledgers[0])
     assert report.account["spent"] == before[0]
