@@ -157,7 +157,7 @@ def combine(
         _log.warning("%s", each.text)
     first = next(iter(parts.values()))
     settings = {
-        "tempering": first.tempering, "disjoint": str(disjoint), "effects": effects, "groups": ", ".join(parts),
+        "tempering": first.tempering, "disjoint": str(disjoint), "effects": effects, "results": ", ".join(parts),
     }  # fmt: skip
     attrs = _promise(parts, disjoint) | {
         "privacy_usable": int(said.usable),

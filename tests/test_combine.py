@@ -325,11 +325,14 @@ def test_mechanisms_of_several_kinds(no_nuts):
 
 
 def test_the_report_says_whose_releases_it_lists(years):
-    page = dp.privacy_report(combine(years)).to_html()
+    report = dp.privacy_report(combine(years))
+    page = report.to_html()
     assert "Everything that left the data" not in page
     assert "What left the data of one group" in page
     assert "Check each in the report of its own result" in page
     assert "Who is in which of the groups" in page
+    assert "any other of its group" in page
+    assert "who is in which is public" in report.to_registry()
     added = dp.privacy_report(combine(years, disjoint=False)).to_html()
     assert "Everything that left the data" in added
     assert "dp_accounting" in added
