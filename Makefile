@@ -1,12 +1,14 @@
 # Every target makes its own virtual environment if there is none.
 #   make demo       a private posterior of a real data set
 #   make quick      the tests that take seconds: on every save
-#   make test       the tests, but for the long versions of some: before every commit
+#   make test       the tests, but for sweeps and slow ones: before every commit
+#   make test-all   these too, but for the long versions of some: what CI runs on the newest Python
 #   make test-nightly   all of them
-#   make coverage   what `make test` runs of the package, line by line
+#   make coverage   what `make test-all` runs of the package, line by line
 #   make notebooks  the tutorials, run from start to end
-#   WITHOUT="nightly or sweep" leaves out what tries many models, one like another: on a second line of PyMC that tells little
-WITHOUT ?= nightly
+#   make test WITHOUT="nightly or sweep" leaves out what tries many models, one like another: on a second line of PyMC that
+#   tells little
+WITHOUT ?= nightly or sweep or slow
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -15,16 +17,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Tests go to whoever is free; those of one file stay together for as long as nobody is idle.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo quick test test-nightly coverage lint docs notebooks benchmarks dist clean
+.PHONY: demo quick test test-all test-nightly coverage lint docs notebooks benchmarks dist clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m pymc_dp.demo
 
 quick: $(VENV)/.ready
-	$(PYTEST) -m "not (chain or process or page or sweep or nightly)"
+	$(PYTEST) -m "not (chain or process or page or sweep or slow or nightly)"
 
 test: $(VENV)/.ready
 	$(PYTEST) -m "not ($(WITHOUT))"
+
+test-all: $(VENV)/.ready
+	$(PYTEST) -m "not nightly"
 
 test-nightly: $(VENV)/.ready
 	$(PYTEST)

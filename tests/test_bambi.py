@@ -74,6 +74,7 @@ def test_common_families_can_be_sampled_both_ways(table):
 
 
 @pytest.mark.chain
+@pytest.mark.slow
 def test_a_result_can_be_predicted_from_by_bambi(table):
     model = bmb.Model(
         "ill ~ decades + (1 | ward)", table, family="bernoulli", priors=priors(), center_predictors=False

@@ -242,6 +242,7 @@ def test_ctrl_c_has_its_code_and_shows_nothing(place):
     assert err == "Interrupted: no result was written.\n"
 
 
+@pytest.mark.slow
 def test_a_bambi_model(place):
     (place / "model.py").write_text(
         "import bambi as bmb\n\n\ndef model(data):\n"

@@ -17,6 +17,7 @@ from pymc_dp.compat import groups_of
 from pymc_dp.federated import Owner
 
 from .differential import Tape, assert_same, everything_that_leaves
+from .marks import slow_but
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 N = 240
@@ -373,7 +374,9 @@ def test_a_sample_tells_nothing(name, sampler, relation, tells_nothing):
 
 @pytest.mark.parametrize("sampler", ["penalty", "hmc", "surrogate", "polynomial"])
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("name", ["a_missing_value", "everybody_else", "incomes"])
+@pytest.mark.parametrize(
+    "name", slow_but("incomes")(["a_missing_value", "everybody_else", "incomes"])
+)
 def test_a_sample_of_people_with_several_rows_tells_nothing(name, relation, sampler, tells_nothing):
     found = tells_nothing(lambda k: sampled(k, name, relation, "people", sampler), 0, 1)
     assert not found["error"]
@@ -624,7 +627,9 @@ def compiled_coming(n, people=False):
 
 
 @pytest.mark.parametrize("people", [False, True], ids=["rows", "people"])
-@pytest.mark.parametrize("sampler", ["penalty", "hmc", "surrogate", "sgld"])
+@pytest.mark.parametrize(
+    "sampler", slow_but("penalty", "surrogate")(["penalty", "hmc", "surrogate", "sgld"])
+)
 def test_a_sample_does_not_tell_who_comes_or_goes(sampler, people, tells_nothing):
     step, settings = SAMPLERS[sampler]
 

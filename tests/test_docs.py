@@ -33,9 +33,11 @@ def check_printed(shown, printed):
 
 
 def _marked(page):
-    """Pages that take minutes: on one line of PyMC, or before a release."""
+    """Pages that take half a minute or more: not before every commit, on one line of PyMC, or before a release."""
     if page in ("docs/examples.md", "docs/released.md"):
         return pytest.param(page, marks=pytest.mark.sweep)
+    if page in ("docs/compare.md", "docs/gibbs.md", "docs/plots.md"):
+        return pytest.param(page, marks=pytest.mark.slow)
     return pytest.param(page, marks=pytest.mark.nightly) if "twenty_tasks" in page else page
 
 

@@ -12,6 +12,8 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.evidence.expected import find_epsilon
 
+from .marks import slow_but
+
 N = 20_000
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -47,7 +49,7 @@ def without_data():
     return dp.compile(model)
 
 
-@pytest.mark.parametrize("likelihood", ["bernoulli", "normal"])
+@pytest.mark.parametrize("likelihood", slow_but("bernoulli")(["bernoulli", "normal"]))
 def test_the_privacy_shift_of_a_run_is_within_half_as_much_again(likelihood, monkeypatch):
     """The median of five runs: single ones may be half as much again off, by what their queries cost."""
     # Of a run's law nothing is drawn: NUTS takes longer than all the rest.
@@ -98,6 +100,20 @@ def test_a_compiled_model_gives_the_same():
     asked = {"epsilon": 1.0, "data": {"X": design(1)}, "runs": 1}
     said = str(dp.expected_privacy_shift(model.model, **asked))
     assert str(dp.expected_privacy_shift(model, **asked)) == said
+
+
+def test_it_is_priced_as_the_run_is(monkeypatch):
+    """The last query is by the ℓ2 mechanism, and of what the likelihood reads: three levels, and not their spread."""
+    with pm.Model() as model:
+        level = pm.Normal("level", 0, pm.HalfNormal("spread", 1), shape=3)
+        pm.Normal("y", level[pm.Data("group", np.zeros(N, dtype=int))], 1, observed=pm.Data("Y", np.zeros(N)))  # fmt: skip
+    compiled = dp.compile(model, compile_kwargs=FAST)
+    asked = {"data": {"group": np.arange(N) % 3}, "truth": {"level": [0.5, 0.0, -1.0]}, "runs": 3}
+    found = dp.expected_privacy_shift(compiled, epsilon=1.0, **asked)
+    assert found.labels == ("level[0]", "level[1]", "level[2]")
+    monkeypatch.setattr("pymc_dp.steps.normal.NormalFamily.last_sum", lambda *_: None)
+    gaussian = dp.expected_privacy_shift(compiled, epsilon=1.0, **asked)
+    assert found.privacy_shift < 0.85 * gaussian.privacy_shift
 
 
 def test_what_was_seen_is_said_where_no_epsilon_is_found():

@@ -14,7 +14,7 @@ from pymc_dp.federated import Owner
 
 pytest.importorskip("flwr")
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "federated_example"
 

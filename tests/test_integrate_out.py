@@ -136,6 +136,7 @@ def test_rows_that_are_people_need_no_index():
 
 
 @pytest.mark.chain
+@pytest.mark.slow
 def test_the_posterior_is_that_of_the_model_with_its_effects():
     keywords = {
         "draws": 600,

@@ -1,5 +1,6 @@
 """Mechanisms: what they add to a model, what they release, and what that costs."""
 
+import functools
 import math
 
 import numpy as np
@@ -26,6 +27,7 @@ from pymc_dp.mechanisms.distributions import (
 )
 from pymc_dp.mechanisms.law import charged_multiplier
 from pymc_dp.privacy.accounting import gaussian_delta, gaussian_epsilon
+from pymc_dp.privacy.calibration import calibrate_noise
 from pymc_dp.privacy.events import Gaussian, Laplace, Pure
 from pymc_dp.privacy.pld import laplace_delta, pure_delta
 from pymc_dp.statistics import (
@@ -383,6 +385,10 @@ class NoNoise:
     def __init__(self, monkeypatch):
         monkeypatch.setattr(
             "pymc_dp.mechanisms.curator.with_noise", lambda total, family, scale: total
+        )
+        # It is that of hundreds of releases of one budget.
+        monkeypatch.setattr(
+            "pymc_dp.mechanisms.law.calibrate_noise", functools.cache(calibrate_noise)
         )
 
     def moved(self, mechanism, rows, other, **keywords):

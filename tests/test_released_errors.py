@@ -13,6 +13,8 @@ from pymc_dp.compat import HAS_INFERENCE_DATA
 from pymc_dp.mechanisms.correcting import Normal, log_density
 from pymc_dp.statistics import clamp
 
+from .marks import slow_but
+
 FAST = {"mode": "FAST_COMPILE"}
 GRID = np.linspace(0.001, 0.999, 999)
 
@@ -76,7 +78,7 @@ def moved(exact, taken):
     return abs(other - mean) / np.sqrt(taken @ (GRID - mean) ** 2 / taken.sum())
 
 
-@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+@pytest.mark.parametrize("law", slow_but("laplace")(["gaussian", "laplace"]))
 @pytest.mark.parametrize(
     ("n", "scale", "s", "fine"),
     [(14, 0.48, -1.32, False), (17, 0.34, 1.70, False), (38, 0.75, 6.32, True)],
@@ -225,6 +227,7 @@ def test_a_number_of_people_that_varies_cannot_be_simulated():
 
 
 @pytest.mark.chain
+@pytest.mark.slow
 def test_nutpie_samples_counts_and_sums():
     """A table of counts and a sum with latent noise in one model, against PyMC's own sampler."""
     pytest.importorskip("nutpie")

@@ -107,6 +107,7 @@ print(float(f({"x": np.zeros(3), "mu": np.zeros(())})))
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_fresh_processes_call_kernels_that_others_compiled(tmp_path):
     with pm.Model() as model:
         x = pm.Normal("x", shape=3)

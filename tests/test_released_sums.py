@@ -18,6 +18,8 @@ from pymc_dp.mechanisms.normal_sum import noisy_sum, normal_laplace
 from pymc_dp.mechanisms.reference import nothing_to_correct
 from pymc_dp.statistics import clamp
 
+from .marks import slow_but
+
 FAST = {"mode": "FAST_COMPILE"}
 GRID = np.linspace(-6, 6, 601)
 
@@ -200,7 +202,7 @@ def clamped_pair(n, points, s):
     return model
 
 
-@pytest.mark.parametrize("n", [10**4, 10**6, 10**8])
+@pytest.mark.parametrize("n", slow_but(10**4)([10**4, 10**6, 10**8]))
 def test_few_points_suffice_for_any_n(n):
     """Modes by few points and by many: at 10^8 records few that are not put right are 50 sds off."""
     rng = np.random.default_rng(1)

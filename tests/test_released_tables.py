@@ -18,6 +18,8 @@ from pymc_dp.mechanisms import (
 )
 from pymc_dp.statistics import clamp
 
+from .marks import slow_but
+
 FAST = {"mode": "FAST_COMPILE"}
 K = np.arange(400)
 INTEGERS = np.arange(-3000, 3001)
@@ -72,7 +74,7 @@ COUNTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("law", COUNTS)
+@pytest.mark.parametrize("law", slow_but("binomial")(COUNTS))
 @pytest.mark.parametrize("noise", ["discrete gaussian", "laplace"])
 def test_one_count_released_several_times_is_one_count(law, noise):
     """At two budgets, and by another office: the product of their densities, summed once."""
@@ -123,8 +125,8 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("law", COUNTS)
-@pytest.mark.parametrize("noise", MECHANISMS)
+@pytest.mark.parametrize("law", slow_but("poisson")(COUNTS))
+@pytest.mark.parametrize("noise", slow_but("discrete gaussian", "laplace")(MECHANISMS))
 def test_a_published_number_is_the_interval_of_noisy_ones_it_stands_for(law, noise):
     build, log_mass = COUNTS[law]
     exact = []
@@ -240,7 +242,7 @@ CELLS = {
 
 
 @pytest.mark.parametrize("noise", ["discrete gaussian", "laplace"])
-@pytest.mark.parametrize("law", CELLS)
+@pytest.mark.parametrize("law", slow_but("poisson", "binomial")(CELLS))
 def test_margins_beside_cells_are_sums_of_the_same_counts(law, noise):
     """The second area's margin is released twice, and one of its cells not at all."""
     build, log_mass = CELLS[law]

@@ -70,6 +70,7 @@ def test_terms_are_those_of_the_entries_that_are_read(query):
 
 
 @pytest.mark.chain
+@pytest.mark.slow
 def test_draws_of_a_centred_hierarchy_are_the_exact_posterior_without_noise():
     model = centred()
     idata = dp.sample(1500, chains=2, epsilon=1e6, model=model, cores=1, progressbar=False,
