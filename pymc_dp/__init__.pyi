@@ -5,6 +5,7 @@ from ._version import __version__
 from .assessment.checking import PredictionChecks, check_predictions
 from .assessment.compare import Comparison, Difference, compare
 from .assessment.plots import plot_checks, plot_prior_posterior
+from .combination import combine
 from .evidence.audit import audit
 from .evidence.expected import ExpectedPrivacyShift, expected_privacy_shift
 from .evidence.mmd import mmd
@@ -84,6 +85,7 @@ __all__ = [
     "calibrate_noise",
     "check_predictions",
     "check_releases",
+    "combine",
     "compare",
     "compile",
     "correct_releases",

@@ -149,6 +149,14 @@ class Diagnostics:
         float | None, Meaning("size of the polynomial's part of degree 3 and more", "nats")
     ] = None
     degree: Annotated[int | None, Meaning("the polynomial's degree")] = None
+    combined: Annotated[int | None, Meaning("results that were combined")] = None
+    disagreement: Annotated[
+        float | None,
+        Meaning("p of what was combined differing as it does by chance: below .01 it disagrees"),
+    ] = None
+    disagreeing: Annotated[
+        tuple[str, ...] | None, Meaning("what stands out of the others that were combined")
+    ] = None
     groups: Annotated[tuple[GroupDiagnostics, ...], Meaning("the model's groupings")] = ()
     notes: Annotated[tuple[Note, ...], Meaning("remarks")] = ()
 

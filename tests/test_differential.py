@@ -474,6 +474,23 @@ def test_a_check_of_predictions_tells_nothing(name, relation, kind, tells_nothin
     assert not tells_nothing(run, 0, 1)["error"]
 
 
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_what_is_combined_tells_nothing(relation, tells_nothing):
+    """Two samples of a data set and what they are together; nothing is released for that."""
+
+    def run(which):
+        one = compiled("everybody_else", which, "rows")
+        settings = {"family": "normal", "neighbours": relation, "cores": 1, "progressbar": False}
+        years = [
+            dp.sample(6, model=one, step=dp.DPSurrogate, **BUDGET, **settings) for _ in range(2)
+        ]
+        years[1].attrs["privacy_runs"] = '["another"]'  # the tape gives both one name
+        both = dp.combine(dict(zip("ab", years, strict=True)), one, disjoint=True, draws=6)
+        return [*years, both, str(dp.privacy_report(both))]
+
+    assert not tells_nothing(run, 0, 1)["error"]
+
+
 def test_a_prediction_tells_nothing(tells_nothing):
     given = draws_of("rows")
 

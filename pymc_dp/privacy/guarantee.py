@@ -142,6 +142,8 @@ class Guarantee:
         Releases before the first iteration, for all chains together.
     diagnostics : mapping
         What these releases said of themselves, for the record. No part of the promise.
+    law : str
+        What they say of the likelihood, for :func:`~pymc_dp.combine`; empty if it is no normal law. No part of it either.
     neighbours : str
         Name of the neighbouring relation.
     """
@@ -167,6 +169,7 @@ class Guarantee:
     record_dims: tuple[str, ...] = ()
     once: tuple[Event, ...] = ()
     diagnostics: Mapping[str, float | str] = field(default_factory=dict)
+    law: str = ""
     neighbours: str = SUBSTITUTE_ONE.name
 
     @property
@@ -236,7 +239,8 @@ class Guarantee:
     @cached_property
     def fingerprint(self) -> int:
         """A number that tells apart runs that promise different things. Public, like all of this."""
-        promise = {k: v for k, v in asdict(self).items() if k not in ("run_id", "diagnostics")}
+        said = ("run_id", "diagnostics", "law")
+        promise = {k: v for k, v in asdict(self).items() if k not in said}
         digest = hashlib.sha256(json.dumps(promise, sort_keys=True).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 2
 
@@ -332,6 +336,7 @@ class Guarantee:
             "privacy_step": self.step,
             "privacy_settings": json.dumps(dict(self.settings)),
             "privacy_diagnostics": json.dumps(dict(self.diagnostics)),
+            **({"privacy_law": self.law} if self.law else {}),
             "privacy_statement": self.sentence,
             "privacy_variables": json.dumps(self.variables),
             "privacy_statistics": json.dumps(self.statistics),

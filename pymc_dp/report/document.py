@@ -257,7 +257,10 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
         )
     post_processing = is_post_processing(groups)
     still = [] if post_processing else still_chains(groups)
-    run = None if post_processing else f"{identify(groups).privacy_run:016x}"
+    # Of a combined result those that it is made of.
+    runs = set(json.loads(attrs.get("privacy_runs", "[]")))
+    if not (runs or post_processing):
+        runs = {f"{identify(groups).privacy_run:016x}"}
     host = groups["posterior"].attrs
     software = {"pymc-dp": str(attrs["pymc_dp_version"])}
     if "inference_library" in host:
@@ -289,21 +292,21 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
             if post_processing or v in json.loads(attrs["privacy_variables"])
         ),
         added=() if post_processing else tuple(not_covered(attrs, groups)),
-        account=None if ledger is None else _account(ledger, run),
+        account=None if ledger is None else _account(ledger, runs),
         remark=on_still_chains(still, groups["sample_stats"].sizes["chain"]) if still else "",
     )
 
 
-def _account(ledger: PrivacyLedger, run: str | None) -> dict[str, float]:
-    """What all runs of a ledger cost, if `run` is one of them."""
+def _account(ledger: PrivacyLedger, runs: set[str]) -> dict[str, float]:
+    """What all runs of a ledger cost, if one of `runs` is among them."""
     if not isinstance(ledger, PrivacyLedger):
         raise PrivacyConfigurationError(
             f"`ledger` must be a PrivacyLedger. Found {type(ledger).__name__}: "
             "PrivacyLedger(path) opens the account in a file."
         )
     # What prepares a run is charged under the run's name, too.
-    runs = {plan.run.removesuffix("-first") for plan in ledger.runs()}
-    if run not in runs:
+    charged = {plan.run.removesuffix("-first") for plan in ledger.runs()}
+    if not runs & charged:
         raise PrivacyConfigurationError(
             "The ledger has no such run: these draws were not charged to it. Give the ledger that "
             "they were sampled with, or none."
@@ -313,5 +316,5 @@ def _account(ledger: PrivacyLedger, run: str | None) -> dict[str, float]:
         "spent": ledger.spent(),
         "fits": ledger.remaining(),
         "delta": ledger.delta,
-        "runs": len(runs),
+        "runs": len(charged),
     }

@@ -5,7 +5,14 @@ from html import escape
 
 from pymc_dp.privacy.guarantee import describe
 from pymc_dp.report.facts import Facts
-from pymc_dp.report.wording import covered, how_to_check, in_plain_words, meaning, not_covered
+from pymc_dp.report.wording import (
+    covered,
+    how_to_check,
+    in_plain_words,
+    meaning,
+    not_covered,
+    what_left,
+)
 
 _SETTING, _MEASURED = "Setting ", "Diagnostic "
 _STYLE = """
@@ -60,7 +67,7 @@ def page(report: Facts, title: str, rows: Sequence[tuple[str, str]], machine_rea
     if report.releases:
         sections += [
             "<h2>Releases</h2>",
-            "<p>Everything that left the data, in all chains. Nothing else did. A noise multiplier is "
+            f"<p>{what_left(report)} A noise multiplier is "
             "the noise's size divided by how far one unit can move what is released: larger "
             "is more private.</p>",
             _table(

@@ -14,7 +14,7 @@ from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.privacy.guarantee import FALSE_ALARMS, at_most, describe
 from pymc_dp.privacy.neighbours import neighbours_named
 from pymc_dp.report.facts import Facts
-from pymc_dp.report.wording import account, meaning, recognised
+from pymc_dp.report.wording import account, in_groups, meaning, recognised, what_left
 
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "basic": (
@@ -98,6 +98,8 @@ def _known(report: Facts) -> dict[str, Any]:
     parameters = {"epsilon": report.epsilon, "delta": report.delta}
     if public_size:
         adjacent = f"Two data sets with the same, public number of units, of which one differs: {report.unit}, replaced by any other."
+        if in_groups(report):
+            adjacent += " Both are of one group: who is in which is public."
     else:
         adjacent = (
             f"Two data sets of which one has a unit more, {report.unit}; how many there are is private. When a unit is "
@@ -135,6 +137,7 @@ def _known(report: Facts) -> dict[str, Any]:
         ),
         "mechanisms": "\n".join(
             [f"- {event.count:,} × {describe(event)}" for event in report.releases]
+            + [f"- {what_left(report)}"] * in_groups(report)
             + [
                 f"- Noise: {report.noise}. Algorithm: {report.algorithm}. Software: {software}.",
                 "- Nothing is done about how long it takes: no guarantee covers that.",

@@ -23,6 +23,8 @@ _SETTINGS = {
     "clip": "bound on what one unit can contribute to a release",
     "typical_noise_sd": "noise in the logarithm of a typical acceptance ratio",
     "expected_acceptance": "share of moves that this noise alone would accept",
+    "disjoint": "whether nobody is in two of the results that were combined, as whoever combined them says",
+    "effects": "fixed: one truth for all results; random: the mean over groups that differ",
 }
 """Settings, for people who have not read the documentation."""
 
@@ -68,7 +70,7 @@ def in_plain_words(report: Facts) -> list[str]:
     assert power is not None  # noqa: S101  (the report is valid)
     if neighbours_named(report.relation).public_size:
         change, guess, found, last = (
-            "were replaced by any other, whoever it is",
+            f"were replaced by any other{' of its group' * in_groups(report)}, whoever it is",
             "which of two versions of one unit is in the data",
             "the second version",
             "is replaced",
@@ -156,6 +158,10 @@ def not_covered(report: Facts) -> list[str]:
             "units, and a guarantee with such a δ does not even rule out that some are published "
             "outright. Choose a δ far below that.",
         )
+    if in_groups(report) and neighbours_named(report.relation).public_size:
+        limits.insert(
+            0, "Who is in which of the groups that were combined: that is taken as public."
+        )
     if report.unit.startswith("one record"):
         limits.insert(0, "People with several records: only each record of theirs is protected.")
     if report.post_processing:
@@ -188,6 +194,12 @@ def how_to_check(report: Facts) -> tuple[str, str]:
             "releases it observes. Check them in the statement of whoever released the statistics.",
             "",
         )
+    if in_groups(report):
+        return (
+            "The groups are disjoint, so ε and δ are the largest of the results that were combined, as nobody bears the cost "
+            "of two. Check each in the report of its own result, and that nobody is in two of them.",
+            "",
+        )
     if any(isinstance(e, BarkerBatch) for e in report.releases):
         return (
             "No public accountant knows Barker tests on batches. Their Rényi divergence is derived "
@@ -215,6 +227,21 @@ def how_to_check(report: Facts) -> tuple[str, str]:
         "differ.",
         _program(report),
     )
+
+
+def what_left(report: Facts) -> str:
+    """What the list of releases is of."""
+    if in_groups(report):
+        return (
+            "What left the data of one group, the dearest if all are Gaussian. What left those of others is in the reports of "
+            "their own results; nothing was released for combining them."
+        )
+    return "Everything that left the data, in all chains. Nothing else did."
+
+
+def in_groups(report: Facts) -> bool:
+    """Whether it is of :func:`~pymc_dp.combine`, and the largest cost of disjoint groups is that of all."""
+    return report.settings.get("disjoint") == "True"
 
 
 def _program(report: Facts) -> str:

@@ -18,10 +18,13 @@ class Drawn(NamedTuple):
     draws : ndarray, shape (chains, draws, d)
         Of θ.
     diagnostics : Diagnostics
+    law : str
+        The normal law that the draws are of, as text, if it is one: what another result can be combined with.
     """
 
     draws: Vector
     diagnostics: Diagnostics
+    law: str = ""
 
 
 class Family(Protocol):

@@ -19,7 +19,8 @@ from pymc_dp.surrogate.normal.design import bend, expected_shifts, fit_design
 from pymc_dp.surrogate.normal.diagnosis import diagnose
 from pymc_dp.surrogate.normal.draws import draw, draw_normal
 from pymc_dp.surrogate.normal.fit import fit_normal
-from pymc_dp.surrogate.normal.law import Posterior
+from pymc_dp.surrogate.normal.law import Law, Posterior, posterior_of
+from pymc_dp.surrogate.normal.model import NormalSurrogate
 from pymc_dp.surrogate.normal.read_part import ReadPart, read_part
 from pymc_dp.surrogate.polynomial.switch import curvature
 
@@ -130,26 +131,38 @@ class NormalFamily:
     ) -> Drawn:
         """Draws of the law that all of the budget buys, while `watch` looks on; it may raise."""
         compiled, part, design = self._compiled, self._part, self._design
-        named: Any = compiled.parameters if part is None else part
         prior, start = self._prior
         if part is not None:
             measure = part.measurements(measure)
         fit = fit_normal if design is None else partial(fit_design, design=design)
         found = fit(measure, prior, start, tempering=self._tempering, watch=watch, on_progress=say)
+        return self._drawn(found, draws, chains, (_OBSERVED,) if compiled.simulated is None else ())
+
+    def of_law(self, law: Law, draws: int, chains: int) -> Drawn:
+        """Draws of a law that is released already, times the prior. Asks nothing."""
+        of_read = law if self._part is None else self._part.of(law)
+        found = NormalSurrogate.known(posterior_of(of_read, self._prior[0], of_read.centre))
+        return self._drawn(found, draws, chains)
+
+    def _drawn(
+        self, found: NormalSurrogate, draws: int, chains: int, notes: tuple[Note, ...] = ()
+    ) -> Drawn:
+        compiled, part = self._compiled, self._part
+        named: Any = compiled.parameters if part is None else part
         self.surrogate = surrogate = found if part is None else part.whole(found)
+        law = surrogate.posterior.law.to_json(compiled.parameters.labels)
 
         def judged(*more: Note) -> Diagnostics:
             said = diagnose(found, named.labels, named.largest)
-            observed = (_OBSERVED,) if compiled.simulated is None else ()
-            return replace(said, notes=(*said.notes, *observed, *more))
+            return replace(said, notes=(*said.notes, *notes, *more))
 
         self.finish = lambda: Drawn(
-            draw_normal(surrogate.posterior, draws, chains), judged(_CUT_SHORT)
+            draw_normal(surrogate.posterior, draws, chains), judged(_CUT_SHORT), law
         )
         diagnostics = judged()
         stage("compiling what was released, and drawing from it: no data are read any more")
         drawn = draw(surrogate, compiled.log_public, draws, chains, self._nuts_sampler)
-        return Drawn(drawn, diagnostics)
+        return Drawn(drawn, diagnostics, law)
 
 
 class _Curved(Exception):

@@ -300,7 +300,7 @@ class DPSurrogate(PrivateStep):
         for note in found.diagnostics.notes:
             _log.warning("%s", note.text)
         said = found.diagnostics.metadata(measure.spent_on)
-        self.run.guarantee = replace(self.guarantee, diagnostics=said)
+        self.run.guarantee = replace(self.guarantee, diagnostics=said, law=found.law)
         remember(self)
         self.diagnostics, self._draws = found.diagnostics, found.draws
 

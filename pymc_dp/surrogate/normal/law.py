@@ -9,7 +9,9 @@ J being the spread of the units' scores themselves, and that times the prior is 
 so where the likelihood is normal and J known.
 """
 
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,6 +65,18 @@ class Law:
         """Logarithm of the law's density as a function of θ, symbolic or not, up to a constant."""
         u = theta - self.centre
         return u @ self.k - u @ (self.K @ u) / 2
+
+    def to_json(self, parameters: Sequence[str]) -> str:
+        """The law as text, with the names of its parameters."""
+        numbers = {name: getattr(self, name).tolist() for name in ("centre", "beta", "J", "S")}
+        return json.dumps({"parameters": list(parameters), **numbers})
+
+    @classmethod
+    def from_json(cls, text: str) -> tuple[list[str], "Law"]:
+        """The inverse of :meth:`to_json`: names and law."""
+        said = json.loads(text)
+        parameters = said.pop("parameters")
+        return parameters, cls(**{name: np.array(x) for name, x in said.items()})
 
 
 @dataclass(frozen=True)

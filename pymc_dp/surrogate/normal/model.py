@@ -1,10 +1,11 @@
 """What a fit of the normal surrogate gives."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_dp.linalg import Vector
+from pymc_dp.linalg import Vector, power
 from pymc_dp.surrogate.normal.law import Posterior
 
 
@@ -42,6 +43,13 @@ class NormalSurrogate:
     improbable: Vector
     rounds: int
     arrived: bool
+
+    @classmethod
+    def known(cls, posterior: Posterior) -> "NormalSurrogate":
+        """Of a law that is there already, without a search."""
+        zero = np.zeros_like(posterior.mean)
+        V = power(posterior.covariance, 0.5)
+        return cls(posterior, V, math.nan, math.nan, 0.0, zero, zero, 0, arrived=True)
 
     @property
     def privacy_shift(self) -> float:

@@ -172,6 +172,11 @@ class ReadPart:
         named = [f"{self.labels[k]} by {values[k]:.1f}" for k in np.argsort(-values)[:most]]
         return ", ".join(named) + (" and others" if len(self.labels) > most else "")
 
+    def of(self, law: Law) -> Law:
+        """A law of θ, as one of what is read."""
+        r, square = self.read, np.ix_(self.read, self.read)
+        return Law(law.centre[r], law.beta[r], law.J[square], law.S[square])
+
     def whole(self, surrogate: NormalSurrogate) -> NormalSurrogate:
         """The surrogate in all of θ: its law says nothing of what is not read."""
         r, law = surrogate.posterior, surrogate.posterior.law
