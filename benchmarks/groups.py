@@ -153,7 +153,7 @@ class Experiment:
     def replications(self, number, epsilons):
         """For every ε: which of the truths were covered, errors and one release's in sds of the exact posterior, what was said, and CPU."""
         truth = self.take(number)
-        exact, _ = self.draw(1e-4, 10 * number)
+        exact, _ = self.draw(0.02, 10 * number)
         surrogate, rng = self.family.surrogate, np.random.default_rng([self.seed, number])
         if surrogate is None:  # nothing to compare with
             return
