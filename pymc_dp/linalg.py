@@ -33,12 +33,12 @@ def as_vectors(matrices: Vector) -> Vector:
     return np.asarray(matrices[..., i, j] * np.where(i == j, 1.0, math.sqrt(2)))
 
 
-def as_matrix(vector: Vector, d: int) -> Vector:
-    """The inverse of :func:`as_vectors`, of one vector."""
+def as_matrix(vectors: Vector, d: int) -> Vector:
+    """The inverse of :func:`as_vectors`, of one vector or of many."""
     i, j = np.tril_indices(d)
-    matrix = np.zeros((d, d))
-    matrix[i, j] = vector / np.where(i == j, 1.0, math.sqrt(2))
-    return matrix + np.tril(matrix, -1).T
+    matrices = np.zeros((*vectors.shape[:-1], d, d))
+    matrices[..., i, j] = matrices[..., j, i] = vectors / np.where(i == j, 1.0, math.sqrt(2))
+    return matrices
 
 
 def symmetric(matrix: Vector) -> Vector:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,23 +19,16 @@ from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.simulated import SECRET_WORDS
 from pymc_dp.likelihood.sizes import check_sizes
 from pymc_dp.privacy.budget import Budget, check_finite_epsilon
-from pymc_dp.privacy.calibration import calibrate_noise
-from pymc_dp.privacy.events import Gaussian, L2Option, Pure
-from pymc_dp.privacy.l2_calibration import calibrate_with_l2
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE, Neighbours, neighbours_named
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import quiet_pymc
 from pymc_dp.records.curator import Curator
-from pymc_dp.records.design import public_design
 from pymc_dp.records.measurements import measurements_paid_by
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.steps.family import price
 from pymc_dp.steps.normal import NormalFamily
-from pymc_dp.surrogate.normal.design import fit_design
-from pymc_dp.surrogate.normal.diagnosis import diagnose
-from pymc_dp.surrogate.normal.fit import fit_normal
-from pymc_dp.surrogate.normal.read_part import read_part
 
 _CLOSE = 1.05
 """An ε is found when its shift is within this factor of the one wanted: noises differ by more."""
@@ -177,51 +170,27 @@ def expected_privacy_shift(
         words = np.full(SECRET_WORDS, random_seed, dtype=np.uint64)
         records_of = LocalRecords(compiled, 1, words=words)
         made_up = records_of.of_data(rows, compiled.roles.unit_of_record)
-        design = public_design(compiled, rows) if relation.public_size else None
-        part = read_part(compiled)
-        family = NormalFamily(compiled, 1.0, "pymc", relation.public_size)
-    of = compiled.parameters if part is None else part
-    prior: Any = compiled.log_public
-    start = compiled.parameters.start
-    if part is not None:
-        prior, start = part.prior, part.start[part.read]
-        design = None if design is None else design.of_part(part.read)
-    fit = fit_normal if design is None else partial(fit_design, design=design)
+        family = NormalFamily(compiled, 1.0, "pymc", relation.public_size, rows)
+        family.compile()
     delta = Budget(delta=delta, neighbours=neighbours).delta_for(made_up.n_units)
-
-    def price(at: float) -> tuple[Gaussian | Pure, L2Option | None]:
-        """As a run without a ledger has it."""
-        if delta == 0:
-            return Pure(at), None
-        z = calibrate_noise(epsilon=at, delta=delta, releases=1)
-        wanted = family.last_sum(1 / z, made_up.n_units if relation.public_size else None)
-        if wanted is None:
-            return Gaussian(z), None
-        d, share = wanted
-        z, of_l2 = calibrate_with_l2(epsilon=at, delta=delta, dimension=d, share=share)
-        return Gaussian(z), L2Option(of_l2, d, share)
+    labels = tuple(family.read.labels)
 
     @cache
     def shifts(at: float) -> list[tuple[float, NDArray[np.float64]]]:
         """Of every run, over all parameters and of each. A search that is lost claims that noise has moved nothing."""
         found = []
-        whole, option = price(at)
-        events = (
-            (whole,)
-            if option is None or isinstance(whole, Pure)
-            else option.events(whole.noise_multiplier)
-        )
+        n_units = made_up.n_units if relation.public_size else None
+        paid = price(family, epsilon=at, delta=delta, n_units=n_units)
         for run in range(runs):
             curator = Curator(made_up, InsecureSeededNoise(random_seed + run), relation)
-            measure = measurements_paid_by(Permit(run, 0, events), whole, curator, option)
+            permit = Permit(run, 0, paid.events)
+            measure = measurements_paid_by(permit, paid.whole, curator, paid.option)
             with np.errstate(all="ignore"):
-                surrogate = fit(
-                    measure if part is None else part.measurements(measure), prior, start
-                )
-            if diagnose(surrogate, list(of.labels), of.largest).usable:
+                surrogate = family.search(measure)
+            if family.diagnosed(surrogate).usable:
                 found.append((surrogate.privacy_shift, surrogate.posterior.privacy_shifts))
             else:
-                found.append((math.inf, np.full(len(of.labels), math.inf)))
+                found.append((math.inf, np.full(len(labels), math.inf)))
         return found
 
     if epsilon is None:
@@ -234,7 +203,7 @@ def expected_privacy_shift(
     return ExpectedPrivacyShift(
         epsilon=float(epsilon), delta=delta, privacy_shift=float(np.median(all_of_them)),
         least=min(all_of_them), most=max(all_of_them), usable=float(np.mean(np.isfinite(all_of_them))),
-        labels=tuple(of.labels), of_parameters=np.median([each for _, each in found], axis=0),
+        labels=labels, of_parameters=np.median([each for _, each in found], axis=0),
     )  # fmt: skip
 
 

@@ -10,10 +10,11 @@ from the graph, and is public. Hyperparameters are not in ψ: they are in no rec
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.graph.basic import Constant, Variable, equal_computations
@@ -81,6 +82,10 @@ class Cut(NamedTuple):
             pt.concatenate(common) if common else pt.zeros(0),
             *(pt.concatenate(list(map(_as_table, t.sources)), axis=1) for t in self.tables),
         ]
+
+    def psi_function(self) -> Callable[[NDArray[np.float64]], list[NDArray[np.float64]]]:
+        """From θ to φ and the tables, compiled."""
+        return pytensor.function([self.graph.theta], self.psi, mode="FAST_COMPILE")
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -222,24 +227,14 @@ def _gather(
     axes = index_axes(node)
     if not axes:
         return None
-    source = node.inputs[0]
-    if len(axes) == 2 and source.type.ndim == 2:  # a column of a table, or a row of one on its side
-        fixed = [
-            axis
-            for place, axis in axes
-            if (v := node.inputs[place]).type.ndim == 0 and _is_constant(v)
-        ]
-        if len(fixed) != 1:
-            return None
-        (which,) = (node.inputs[place] for place, axis in axes if axis == fixed[0])
-        axes = [(place, 0) for place, axis in axes if axis != fixed[0]]
-        of_table, source = source, source[(slice(None),) * fixed[0] + (which,)]
-        others: list[Variable] = []
-    else:
-        of_table = source
-        others = [
-            v for k, v in enumerate(node.inputs) if k not in (0, *(place for place, _ in axes))
-        ]
+    table = source = node.inputs[0]
+    others = [v for k, v in enumerate(node.inputs) if k and k not in dict(axes)]
+    fixed = [(place, axis) for place, axis in axes if _is_constant(node.inputs[place])]
+    if len(axes) == 2 and len(fixed) == 1 and table.type.ndim == 2:
+        # A column of a table, or a row of one on its side.
+        place, axis = fixed[0]
+        source = table[(slice(None),) * axis + (node.inputs[place],)]
+        axes = [(other, 0) for other, _ in axes if other != place]
     if len(axes) != 1 or axes[0][1] != 0:
         return None
     index = node.inputs[axes[0][0]]
@@ -251,7 +246,7 @@ def _gather(
         and None not in source.type.shape
         and source.type.dtype == "float64"
     )
-    if not usable or of_table in rowwise or of_table not in of_theta:
+    if not usable or table in rowwise or table not in of_theta:
         return None
     if index not in rowwise or index in of_theta:
         return None
@@ -259,7 +254,8 @@ def _gather(
 
 
 def _is_constant(v: Variable) -> bool:
-    return all(isinstance(x, Constant) for x in graph_inputs([v]))
+    """Whether it is one number that the model's own code has."""
+    return v.type.ndim == 0 and all(isinstance(x, Constant) for x in graph_inputs([v]))
 
 
 def _unclipped(index: Variable) -> Variable:

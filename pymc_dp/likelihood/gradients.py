@@ -152,6 +152,10 @@ class UnitGradients:
         """Gradient of each record in `rows`; whatever a record provokes is raised."""
         return self._arrange(self._function(theta, *rows))
 
+    def used_rows(self, rows: Sequence[NDArray[Any]]) -> Sequence[NDArray[np.int64]]:
+        """Of tables, which rows each record uses: none, as gradients are in all parameters."""
+        return ()
+
     def _check_shape(
         self, arrange: Callable[[Any], Any], function: Any, theta: NDArray[np.float64]
     ) -> None:

@@ -1,11 +1,10 @@
 """Gradients of units' log-likelihoods in what each of them sees: common numbers, and its rows of tables."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
@@ -19,20 +18,19 @@ from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
 from pymc_dp.likelihood.cut import Cut, rows_of
 from pymc_dp.likelihood.records import RecordLikelihood
+from pymc_dp.linalg import Vector
 
 _CHUNK_BYTES = 2**21
 """Derivatives of one chunk."""
 _NOT_DERIVED = (NotImplementedError, MethodNotDefined, TypeError, ValueError)
 """What PyTensor raises for want of a derivative."""
 
-Vector = NDArray[np.float64]
-
 
 class LocalGradients:
     r"""Gradients of :math:`\ell_i(\varphi, \alpha_{k(i)})` in φ and in the rows :math:`\alpha_{k(i)}`: q numbers a unit.
 
     They are derivatives in a shift of φ and of the rows that were gathered, which is the same for all
-    records: no index is differentiated. Otherwise as :class:`~pymc_dp.likelihood.gradients.UnitGradients`.
+    records: no index is differentiated. Otherwise as :class:`~pymc_dp.likelihood.gradients.UnitGradients`, whose place they take in scores.
 
     Parameters
     ----------
@@ -83,7 +81,7 @@ class LocalGradients:
         self._index = compile_without_checks(
             list(cut.graph.rows), [t.index for t in cut.tables], {"mode": "FAST_COMPILE"}
         )
-        self._psi = pytensor.function([cut.graph.theta], cut.psi, mode="FAST_COMPILE")
+        self._psi = cut.psi_function()
         self._seen: tuple[Vector, list[Vector]] | None = None
         try:
             (moved,) = clone_replace([cut.log_likelihood], replacements, rebuild_strict=False)
@@ -110,11 +108,6 @@ class LocalGradients:
         other.chunks = self.chunks.of_records(likelihood.roles)
         return other
 
-    def __call__(self, theta: Vector, units: Any = None) -> Iterator[Vector]:
-        """Gradients of one chunk of units after the other, shape (units, q)."""
-        for chunk in self.chunks.all():
-            yield self.of_rows(theta, self._likelihood.rows(chunk.records))
-
     def of_rows(self, theta: Vector, rows: Sequence[NDArray[Any]]) -> Vector:
         """Gradient of each record in `rows`; NaN where :meth:`evaluate` fails."""
         return self._likelihood.shielded(
@@ -124,18 +117,16 @@ class LocalGradients:
     def evaluate(self, theta: Vector, rows: Sequence[NDArray[Any]]) -> Vector:
         """Gradient of each record in `rows`; whatever a record provokes is raised."""
         common, *tables = self._psi_at(theta)
-        gathered = [table[k] for table, k in zip(tables, self._of_tables(rows), strict=True)]
+        used = self._in_range(np.array(self._index(*rows), np.float64))
+        gathered = [table[k] for table, k in zip(tables, used, strict=True)]
         return np.asarray(self._gradient(common, *gathered, *rows)).T
 
-    def tables_rows(self, rows: Sequence[NDArray[Any]]) -> list[NDArray[np.int64]]:
+    def used_rows(self, rows: Sequence[NDArray[Any]]) -> Sequence[NDArray[np.int64]]:
         """Of every table, the row that each record uses, in any case one that there is. Private."""
         found = self._likelihood.shielded(
             lambda some: np.array(self._index(*some), np.float64).T, rows, (len(self._shapes),)
         )
         return self._in_range(np.nan_to_num(found).T)
-
-    def _of_tables(self, rows: Sequence[NDArray[Any]]) -> list[NDArray[np.int64]]:
-        return self._in_range(np.array(self._index(*rows), np.float64))
 
     def _in_range(self, indices: Vector) -> list[NDArray[np.int64]]:
         return [

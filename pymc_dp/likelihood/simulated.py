@@ -154,7 +154,7 @@ class SimulatedScores:
             observed = chunk.per_unit(self._gradients.of_rows(theta, rows))
             weights, (simulated,) = self._at(theta, [theta], chunk, rows, _DRAWN)
             yield Scores(
-                observed, simulated, weights, self.is_exact, used_rows(self._gradients, rows)
+                observed, simulated, weights, self.is_exact, self._gradients.used_rows(rows)
             )
 
     def elsewhere(
@@ -212,11 +212,6 @@ class SimulatedScores:
     def _draw(self, theta: Vector, rows: Rows) -> list[NDArray[Any]]:
         n = rows[0].shape[self._likelihood.axes[0]]
         return self._outcomes.in_place(self._point(theta), n, rows)
-
-
-def used_rows(gradients: UnitGradients | LocalGradients, rows: Rows) -> Sequence[NDArray[np.int64]]:
-    """Of local gradients, the row of every table that each unit uses."""
-    return gradients.tables_rows(rows) if isinstance(gradients, LocalGradients) else ()
 
 
 def _refuse_foreign_laws(outcomes: list[Variable]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.simulated import Scores
-from pymc_dp.linalg import as_vectors, clip
+from pymc_dp.linalg import as_matrix, as_vectors, clip
 from pymc_dp.privacy.clipping import Sparse
 from pymc_dp.records.queries import Units, UnitTerms, Vector, expected, finite_scores
 
@@ -134,13 +134,16 @@ class GroupScore:
             yield Sparse(values, np.hstack([common, *rows]))
 
 
+@dataclass(frozen=True, eq=False)
 class _Products:
     """What sums of products of units' scores have in common."""
 
     theta: Vector
     preconditioner: Preconditioner
     shape: Shape
-    tempering: float
+    tempering: float = 1.0
+    about = "curvature"
+    acute = True
 
     def _products(self, records: UnitTerms, units: Units | None) -> Iterator[tuple[Scores, Vector]]:
         r""":math:`E[z z^\top]` / T of chunks of units, shape (units, q, q)."""
@@ -174,13 +177,6 @@ class GroupInformation(_Products):
 
     over outcomes of both, with :math:`k_t` the rows that they use, and every summand is :math:`u^2` or :math:`(u + v_t)^2`.
     """
-
-    theta: Vector
-    preconditioner: Preconditioner
-    shape: Shape
-    tempering: float = 1.0
-    about = "curvature"
-    acute = True
 
     @property
     def _each(self) -> tuple[list[int], list[int]]:
@@ -223,7 +219,7 @@ class GroupInformation(_Products):
         found, start = [], 0
         for groups, r, size in parts:
             packed = released[start : start + groups * size].reshape(groups, size)
-            found.append(_unpacked(packed, r))
+            found.append(as_matrix(packed, r))
             start += groups * size
         cross = []
         for groups, r in shape.tables:
@@ -247,13 +243,6 @@ class TableInformation(_Products):
     Positive semidefinite, so that no two units' terms have a negative inner product.
     """
 
-    theta: Vector
-    preconditioner: Preconditioner
-    shape: Shape
-    tempering: float = 1.0
-    about = "curvature"
-    acute = True
-
     @property
     def dimension(self) -> int:
         """How many numbers there are."""
@@ -270,11 +259,3 @@ class TableInformation(_Products):
 def _of_all(units: Units | None) -> None:
     if units is not None:
         raise NotImplementedError("Groups are computed of all units.")
-
-
-def _unpacked(vectors: Vector, d: int) -> Vector:
-    """The inverse of :func:`~pymc_dp.linalg.as_vectors`, shape (groups, d, d)."""
-    i, j = np.tril_indices(d)
-    full = np.zeros((len(vectors), d, d))
-    full[:, i, j] = full[:, j, i] = vectors / np.where(i == j, 1.0, math.sqrt(2))
-    return full

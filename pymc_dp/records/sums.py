@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.local import LocalGradients
-from pymc_dp.likelihood.simulated import Scores, SimulatedScores, used_rows
+from pymc_dp.likelihood.simulated import Scores, SimulatedScores
 from pymc_dp.linalg import norms
 from pymc_dp.privacy.clipping import Sparse, clipped_sum
 from pymc_dp.privacy.histogram import counts_of
@@ -169,7 +169,9 @@ class LocalRecords:
 
     def gradients(self, theta: Vector, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.UnitTerms`."""
-        return self._derivatives(theta, units)
+        if not isinstance(self._gradients, UnitGradients):
+            raise RuntimeError(_UNPREPARED)
+        return self._gradients(theta, units)
 
     def scores(self, theta: Vector) -> Iterator[Scores]:
         """See :class:`~pymc_dp.records.queries.UnitTerms`."""
@@ -196,7 +198,7 @@ class LocalRecords:
         for chunk in gradients.chunks.all():
             rows = self.likelihood.rows(chunk.records)
             g = chunk.per_unit(gradients.of_rows(theta, rows))
-            yield Scores(g, g[None], np.ones((1, len(g))), True, used_rows(gradients, rows))
+            yield Scores(g, g[None], np.ones((1, len(g))), True, gradients.used_rows(rows))
 
     @property
     def _own_words(self) -> NDArray[np.uint64]:

@@ -11,7 +11,6 @@ from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.linalg import Vector
-from pymc_dp.records.grouped import Shape
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
 from pymc_dp.surrogate.hierarchical.draws import LawModel
@@ -53,9 +52,8 @@ def law_model(compiled: CompiledModel) -> LawModel:
     cut = compiled.cut
     if cut is None:
         raise RuntimeError("The model has no groups.")
-    sources, shape = [table.sources for table in cut.tables], Shape(cut.p, tuple(cut.shapes))
     with compiling():
-        law = LawModel(compiled.parameters, cut.graph.theta, cut.psi, sources, shape)
+        law = LawModel(compiled.parameters, cut)
     if law.n_rest > MOST_REST:
         raise UnsupportedModelError(
             f"Groups are sampled where their effects are independent and normal given their mean and scale, as in "

@@ -6,9 +6,11 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pymc_dp.diagnostics import Diagnostics, Note
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.linalg import Vector
 from pymc_dp.records.design import PublicDesign, public_design
@@ -72,15 +74,22 @@ class NormalFamily:
         Who draws from law times prior.
     units_known : bool
         Whether the units are in the model, and their number is public, so that a public design can be looked at.
+    rows : list of ndarray, optional
+        Made-up records in place of the model's, which are not looked at then.
     """
 
     asks: Mapping[str, Any] = {"derivatives": 1, "scores": True}
 
     def __init__(
-        self, compiled: CompiledModel, tempering: float, nuts_sampler: str, units_known: bool
+        self,
+        compiled: CompiledModel,
+        tempering: float,
+        nuts_sampler: str,
+        units_known: bool,
+        rows: list[NDArray[Any]] | None = None,
     ):
         self._compiled, self._tempering, self._nuts_sampler = compiled, tempering, nuts_sampler
-        self._units_known = units_known
+        self._units_known, self._rows = units_known, rows
         self.surrogate: Any = None
         self.finish: Callable[[], Drawn] | None = None
 
@@ -98,8 +107,17 @@ class NormalFamily:
 
     @cached_property
     def _design(self) -> PublicDesign | None:
-        whole = public_design(self._compiled) if self._units_known else None
+        whole = public_design(self._compiled, self._rows) if self._units_known else None
         return whole if whole is None or self._part is None else whole.of_part(self._part.read)
+
+    @property
+    def read(self) -> ParameterSpace | ReadPart:
+        """What names the parameters that the likelihood reads."""
+        return self._compiled.parameters if self._part is None else self._part
+
+    def diagnosed(self, found: NormalSurrogate) -> Diagnostics:
+        """What a search says of itself, by the names of what was searched."""
+        return diagnose(found, list(self.read.labels), self.read.largest)
 
     @property
     def _prior(self) -> tuple[LogPrior, Vector]:
@@ -130,13 +148,24 @@ class NormalFamily:
         watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
     ) -> Drawn:
         """Draws of the law that all of the budget buys, while `watch` looks on; it may raise."""
-        compiled, part, design = self._compiled, self._part, self._design
+        found = self.search(measure, watch, say)
+        observed = () if self._compiled.simulated is not None else (_OBSERVED,)
+        return self._drawn(found, draws, chains, observed)
+
+    def search(
+        self,
+        measure: Measurements,
+        watch: Callable[[int, Posterior | None], None] = lambda rounds, posterior: None,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> NormalSurrogate:
+        """What all of the budget buys, in the parameters that the likelihood reads; nothing is drawn."""
         prior, start = self._prior
-        if part is not None:
-            measure = part.measurements(measure)
-        fit = fit_normal if design is None else partial(fit_design, design=design)
-        found = fit(measure, prior, start, tempering=self._tempering, watch=watch, on_progress=say)
-        return self._drawn(found, draws, chains, (_OBSERVED,) if compiled.simulated is None else ())
+        if self._part is not None:
+            measure = self._part.measurements(measure)
+        fit = fit_normal if self._design is None else partial(fit_design, design=self._design)
+        return fit(
+            measure, prior, start, tempering=self._tempering, watch=watch, on_progress=on_progress
+        )
 
     def of_law(self, law: Law, draws: int, chains: int) -> Drawn:
         """Draws of a law that is released already, times the prior. Asks nothing."""
@@ -148,12 +177,11 @@ class NormalFamily:
         self, found: NormalSurrogate, draws: int, chains: int, notes: tuple[Note, ...] = ()
     ) -> Drawn:
         compiled, part = self._compiled, self._part
-        named: Any = compiled.parameters if part is None else part
         self.surrogate = surrogate = found if part is None else part.whole(found)
         law = surrogate.posterior.law.to_json(compiled.parameters.labels)
 
         def judged(*more: Note) -> Diagnostics:
-            said = diagnose(found, named.labels, named.largest)
+            said = self.diagnosed(found)
             return replace(said, notes=(*said.notes, *notes, *more))
 
         self.finish = lambda: Drawn(

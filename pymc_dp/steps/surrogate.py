@@ -30,16 +30,15 @@ from pymc_dp.exceptions import (
 from pymc_dp.interrupts import deferred
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.clipping import MAX_DIMENSION
-from pymc_dp.privacy.events import Event, Gaussian, L2Option, Pure
+from pymc_dp.privacy.events import Event, Pure
 from pymc_dp.privacy.filter import LEAST_SHARE, part_of
 from pymc_dp.privacy.guarantee import at_most
-from pymc_dp.privacy.l2_calibration import calibrate_with_l2
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.progress import doing
 from pymc_dp.records.measurements import PaidMeasurements, PureMeasurements, measurements_paid_by
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.family import Drawn, Family, stage
+from pymc_dp.steps.family import Drawn, Family, price, stage
 from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups
 from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
 from pymc_dp.steps.polynomial import PolynomialFamily
@@ -147,11 +146,14 @@ class DPSurrogate(PrivateStep):
         self._nuts_sampler = sampler_at_hand(nuts_sampler)
         super().__init__(vars, run, instead={}, shards=shards)
         self._family = self._family_of(family)
-        self._whole, self._option, last_query = self._priced()
+        self._price = price(
+            self._family, epsilon=self.run.epsilon, delta=self.run.delta, ledger=self.run.budget.ledger is not None,
+            n_units=self.roles.n_units if self.run.neighbours.public_size else None,
+        )  # fmt: skip
         settings: dict[str, float | str] = {
-            "tempering": self._tempering, "family": family, "last_query": last_query,
+            "tempering": self._tempering, "family": family, "last_query": self._price.last_query,
         }  # fmt: skip
-        self.pays(once=self._events, settings=settings)
+        self.pays(once=self._price.events, settings=settings)
         self.diagnostics: Diagnostics | None = None
         self._draws: Any = None
         self._built_in = os.getpid()
@@ -162,38 +164,6 @@ class DPSurrogate(PrivateStep):
             # Nothing else has a way at δ = 0.
             refusal = UnsupportedModelError if self.run.delta == 0 else NoSurrogateError
             raise refusal(f"DPSurrogate cannot be used: {error}") from None
-
-    @property
-    def _events(self) -> tuple[Event, ...]:
-        if isinstance(self._whole, Gaussian) and self._option is not None:
-            return self._option.events(self._whole.noise_multiplier)
-        return (self._whole,)
-
-    def _priced(self) -> tuple[Gaussian | Pure, L2Option | None, str]:
-        """The one release that all others are parts of, what the rest of it may be exchanged for, and this in words.
-
-        An exchange costs other runs of an account more than the Gaussian rest would: two such runs of ε = 1 on five
-        parameters cost 1.88 together, and two Gaussian ones 1.46. And an account of Gaussian releases alone can be given
-        back what a lost search has not spent. So it is for a run without a ledger.
-        """
-        run = self.run
-        if run.delta == 0 and run.epsilon is not None:
-            return Pure(run.epsilon), None, "ℓ2 mechanism, as all others"
-        # A hair more noise than one release of the budget needs, for the rounding of its division.
-        z, hair = run.multiplier_of_one(), 1 + 2.0**-40
-        n_units = self.roles.n_units if run.neighbours.public_size else None
-        wanted = self._family.last_sum(1 / z, n_units) if z > 0 else None
-        if wanted is None or run.epsilon is None:
-            return Gaussian(z * hair), None, "Gaussian, which is as good here"
-        if run.budget.ledger is not None:
-            words = "Gaussian, as other runs of the account would pay for another"
-            return Gaussian(z * hair), None, words
-        dimension, share = wanted
-        z, of_l2 = calibrate_with_l2(
-            epsilon=run.epsilon, delta=run.delta, dimension=dimension, share=share
-        )
-        words = f"ℓ2 mechanism, if the search takes less than {share:.2g} of the budget"
-        return Gaussian(z * hair), L2Option(of_l2, dimension, share), words
 
     def _family_of(self, name: FamilyName) -> Family:
         """What `family` means for this model: decided by the graph alone."""
@@ -308,11 +278,11 @@ class DPSurrogate(PrivateStep):
         try:
             self.run.reserve()
             return measurements_paid_by(
-                self.run.charge_first(), self._whole, self._curator, self._option
+                self.run.charge_first(), self._price.whole, self._curator, self._price.option
             )
         except KeyboardInterrupt:
             with suppress(LedgerError):  # it had not been reserved yet
-                self._give_back((part_of(self._whole, LEAST_SHARE),), "An interrupt")
+                self._give_back((part_of(self._price.whole, LEAST_SHARE),), "An interrupt")
             raise
 
     def _give_back(self, spent: tuple[Event, ...], why: str) -> None:
@@ -328,7 +298,7 @@ class DPSurrogate(PrivateStep):
     def outlook(self) -> str:
         """See :class:`~pymc_dp.steps.base.PrivateStep`."""
         family = self._family
-        d, whole, option = self.compiled.d, self._whole, self._option
+        d, whole, option = self.compiled.d, self._price.whole, self._price.option
         if option is not None:
             z = option.noise_multiplier * math.sqrt(option.dimension + 1)
         else:

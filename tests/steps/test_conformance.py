@@ -128,16 +128,16 @@ def exact(family):
 class TestFamily:
     def test_it_spends_its_budget_and_no_more(self, family, neighbours, no_chains):
         step = run(family, neighbours, compiled=FAST)
-        events, option = step.guarantee.total, step._option
+        events, option = step.guarantee.total, step._price.option
         z = dp.calibrate_noise(epsilon=3.0, delta=1e-5, releases=1)
         # With the option of a last query of another kind, each of the two ways has half of delta.
         least = z if option is None else dp.calibrate_noise(epsilon=3.0, delta=5e-6, releases=1)
-        assert step._whole.noise_multiplier == pytest.approx(least, rel=1e-6)
-        assert step._whole.noise_multiplier >= least
+        assert step._price.whole.noise_multiplier == pytest.approx(least, rel=1e-6)
+        assert step._price.whole.noise_multiplier >= least
         assert events == (
-            (Gaussian(step._whole.noise_multiplier),)
+            (Gaussian(step._price.whole.noise_multiplier),)
             if option is None
-            else option.events(step._whole.noise_multiplier)
+            else option.events(step._price.whole.noise_multiplier)
         )
         assert step.ledger.spent() == pytest.approx(3.0, rel=1e-5)
 

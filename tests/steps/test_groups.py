@@ -621,3 +621,34 @@ def test_an_index_that_is_written_twice_is_one_table():
 
     assert shapes(k, k) == [(8, 2)]
     assert shapes(k, k.copy()) == [(8, 1), (8, 1)]
+
+
+def test_a_column_that_is_read_by_its_number_is_one_of_the_table():
+    rng = np.random.default_rng(0)
+    k, x, y = rng.integers(8, size=200), rng.normal(size=200), rng.normal(size=200)
+
+    def shapes(shape, predictor):
+        with pm.Model() as model:
+            pm.Normal("y", predictor(pm.Normal("a", 0, 1, shape=shape)), 1, observed=y)
+        return dp.compile(model).cut.shapes
+
+    assert shapes((8, 2), lambda a: a[k, 0] + a[k, 1] * x) == [(8, 2)]
+    assert shapes((2, 8), lambda a: a[0, k] + a[1, k] * x) == [(8, 2)]
+
+
+def test_correlated_effects_are_refused_before_anything_is_spent(tmp_path):
+    rng = np.random.default_rng(0)
+    k, x = rng.integers(50, size=300), rng.normal(size=300)
+    ledger = dp.PrivacyLedger(tmp_path / "account.db", epsilon=5.0, delta=1e-5)
+    with pm.Model():
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1, shape=2))
+        a = pm.MvNormal("a", np.zeros(2), chol=chol, shape=(50, 2))
+        K = pm.Data("K", k)
+        eta = a[K, 0] + a[K, 1] * pm.Data("X", x)
+        pm.Bernoulli("y", logit_p=eta, observed=pm.Data("Y", rng.integers(2, size=300)))
+        step = dp.DPSurrogate(
+            draws=10, chains=1, epsilon=1.0, unit=0, ledger=ledger, compile_kwargs=FAST
+        )
+    with pytest.raises(dp.UnsupportedModelError, match="correlated"):
+        step.release()
+    assert ledger.spent() == 0

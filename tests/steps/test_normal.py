@@ -340,7 +340,7 @@ def test_few_records_that_tell_all_are_not_lost(what, epsilon):
     step = dp.DPSurrogate(
         family="normal", draws=1, chains=1, epsilon=epsilon, delta=1e-5, model=few_tell(what)
     )
-    z = step._whole.noise_multiplier
+    z = step._price.whole.noise_multiplier
     exact = fit_normal(measured(step._curator._records, 1e-3), step.log_public, np.zeros(4))
     errors = []
     for seed in range(8):
@@ -471,7 +471,7 @@ def test_noisy_equations_without_a_solution_return_the_prior_and_give_back_the_r
     shares = sum(v for k, v in step.guarantee.diagnostics.items() if k.startswith("spent_on_"))
     assert 0 < shares < 0.5
     assert gaussian_mu(ledger.events()) ** 2 == pytest.approx(
-        shares / step._whole.noise_multiplier**2, rel=1e-6
+        shares / step._price.whole.noise_multiplier**2, rel=1e-6
     )
     assert 0 < ledger.spent() < 4.0
     prior = step._draws[0, :, 0]

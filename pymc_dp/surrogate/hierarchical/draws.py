@@ -26,6 +26,7 @@ from scipy.optimize import minimize
 
 from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.likelihood.compilation import interpreted
+from pymc_dp.likelihood.cut import Cut
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector, floored, inverse_root
 from pymc_dp.records.grouped import Shape
@@ -81,15 +82,8 @@ class LawModel:
     Parameters
     ----------
     parameters : ParameterSpace
-    theta : Variable, shape (d,)
-        That `psi` are functions of.
-    psi : sequence of Variable
-        φ, shape (p,), and tables, each of shape (groups, columns): one after the other, row by row, they
-        are ψ.
-    tables : sequence of list of Variable
-        What each table's columns are made of, in order.
-    shape : Shape
-        Of ψ.
+    cut : Cut
+        What ψ is made of: φ, shape (p,), and tables, each of shape (groups, columns), one after the other, row by row.
 
     Attributes
     ----------
@@ -105,20 +99,18 @@ class LawModel:
     def __init__(
         self,
         parameters: ParameterSpace,
-        theta: Variable,
-        psi: Sequence[Variable],
-        tables: Sequence[Sequence[Variable]],
-        shape: Shape,
+        cut: Cut,
     ):
         self.parameters, d = parameters, parameters.d
-        model = parameters.model
+        model, theta, psi = parameters.model, cut.graph.theta, cut.psi
+        tables = [table.sources for table in cut.tables]
         density = model.logp(vars=[*model.free_RVs, *model.potentials], sum=True)
         (density,), at = parameters.join([density])
-        self.shape = shape
+        self.shape = shape = Shape(cut.p, tuple(cut.shapes))
         shapes = [(1, shape.p), *shape.tables]
         n = shape.n
         self._normals = _normals(parameters, theta, tables, shape.p)
-        self._psi = pytensor.function([theta], list(psi), mode="FAST_COMPILE")
+        self._psi = cut.psi_function()
         self._whitened = np.zeros(d, bool)
         for normal in self._normals:
             self._whitened[normal.inside] = True

@@ -15,12 +15,15 @@ from pymc_dp.records.grouped import (
 )
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Query
-from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, size_exceeded_by
+from pymc_dp.surrogate.normal.bounds import (
+    BINS_PER_OCTAVE,
+    OF_CLIPPED,
+    number_beyond,
+    size_exceeded_by,
+)
 
 _OF_TABLES = 0.1
 """Of the information's share, the part for what couples tables: a few numbers."""
-_OF_CLIPPED = 0.5
-"""Part of what the bound clips that may be biased: centring takes off the rest as far as the model is right."""
 
 
 class Curvature(NamedTuple):
@@ -115,7 +118,7 @@ class Evaluator:
         b, clipped = self._bound(of, counts, share, beyond)
         of = GroupScore(theta, preconditioner, self.shape, b, self._tempering)
         released, noise = self.measure.sum(of, b, share)
-        sd = math.hypot(noise, _OF_CLIPPED * clipped / math.sqrt(self.shape.n))
+        sd = math.hypot(noise, OF_CLIPPED * clipped / math.sqrt(self.shape.n))
         common, *tables = self.shape.parts(released)
         back = np.linalg.inv(preconditioner.V)
         scales = [
@@ -136,7 +139,6 @@ class Evaluator:
     def _bound(self, of: Query, counts: float, share: float, beyond: float) -> tuple[float, float]:
         """A bound, and how long all that it clips is together, if it points one way."""
         sizes = self.measure.histogram(of, counts, BINS_PER_OCTAVE)
-        number = beyond * math.sqrt(self.shape.n) * self.measure.multiplier(share)
-        number = min(number, self._n / 3)
+        number = number_beyond(beyond, self.shape.n, self.measure.multiplier(share), self._n)
         bound, excess = size_exceeded_by(number, sizes.released, sizes.sd)
         return bound, number * excess * bound

@@ -151,7 +151,8 @@ class _Run:
         self.curvatures: list[Curvature] = []
         self.slopes: list[Slope] = []
         self.n_evaluations = 0
-        self.held_back, self.held_psi = np.zeros(len(self.mode.theta)), np.zeros(shape.n)
+        self.held_back = np.zeros(len(self.mode.theta))
+        self.beyond_noise, self.surprise = math.inf, math.inf
         self.rng = np.random.default_rng(0)  # public: where to evaluate
         self.variances = np.minimum(self.prior**2, 1e6)
 
@@ -238,9 +239,8 @@ class _Run:
             np.mean(1 / (np.maximum(r, 0.0) + 1 / sd**2 + 1e-300), axis=0)
             for r, sd in zip(rows, priors, strict=True)
         ]
-        lengths = zip(of_columns, variances, strict=True)
+        lengths = list(zip(of_columns, variances, strict=True))
         total = self.n * (of_common + sum(float(q @ np.sqrt(c)) for q, c in lengths))
-        lengths = zip(of_columns, variances, strict=True)
         scales = tuple(1 / np.sqrt(q / np.sqrt(c) * total) for q, c in lengths)
         part = of_common * total or 1.0
         return Preconditioner(V / math.sqrt(part), scales, 1 / part)

@@ -134,7 +134,7 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
     )
     sd_common = math.sqrt(
         sum(
-            (w * o.sd.get("common", 0.0) * np.trace(B.T @ B) / max(p, 1)) ** 2
+            (w * o.sd["common"] * np.trace(B.T @ B) / max(p, 1)) ** 2
             for w, B, o in zip(of_common, back, curvatures, strict=True)
         )
     )

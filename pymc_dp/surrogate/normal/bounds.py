@@ -24,6 +24,27 @@ _UNSEEN = 0.3
 taken for a tail, and half of the runs' errors are said to be up to twice what they are."""
 
 
+OF_CLIPPED = 0.5
+"""Part of what a bound of scores clips that may be biased: centring takes off the rest as far as the model is right."""
+
+
+def number_beyond(beyond: float, d: int, multiplier: float, n_units: float) -> float:
+    """How many units are to be longer than a bound: where noise and what is clipped of them balance.
+
+    Parameters
+    ----------
+    beyond : float
+        In √d z.
+    d : int
+        Numbers that are asked for.
+    multiplier : float
+        z, the noise's standard deviation in the sum / sensitivity.
+    n_units : float
+        About; never more than a third of them.
+    """
+    return min(beyond * math.sqrt(d) * multiplier, n_units / 3)
+
+
 def pooled(histograms: Sequence[PrivateHistogram]) -> tuple[Vector, float]:
     """Mean of counts of the same sizes, and the noise's standard deviation in it."""
     weights = np.array([h.sd**-2.0 for h in histograms])

@@ -15,13 +15,17 @@ from pymc_dp.linalg import Vector, as_matrix
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Gradient, Information, Query, Root, Score
-from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
+from pymc_dp.surrogate.normal.bounds import (
+    BINS_PER_OCTAVE,
+    OF_CLIPPED,
+    number_beyond,
+    pooled,
+    size_exceeded_by,
+)
 
 _BEYOND_INFORMATION = 1.0
 """So many times √d z units have more information than its bound, z the noise's sd in the sum / sensitivity: all that is clipped of them
 points in one direction."""
-_OF_CLIPPED = 0.5
-"""Part of what the bound clips that may be biased: centring takes off the rest as far as the model is right."""
 _OF_SCORES = 0.6
 """Of a share for sizes, the part for those of scores; the rest is for those of information."""
 _WIDE = 4
@@ -156,7 +160,7 @@ class Evaluator:
         )
         if sizes:
             z = measure.last_multiplier(d) if by_last_sum else measure.multiplier(for_scores, d)
-            number = self._number(parts.beyond, d, z)
+            number = number_beyond(parts.beyond, d, z, self.n_units)
             b, excess = size_exceeded_by(number, *pooled(sizes))
             b = max(b, least)
         else:
@@ -174,7 +178,9 @@ class Evaluator:
         )
         D = of.dimension
         if sizes:
-            number = self._number(_BEYOND_INFORMATION, d, measure.multiplier(for_information, D))
+            number = number_beyond(
+                _BEYOND_INFORMATION, d, measure.multiplier(for_information, D), self.n_units
+            )
             largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
         else:
             largest = USUAL_INFORMATION * usual**2
@@ -190,9 +196,7 @@ class Evaluator:
             kept = np.diag(rest)
         if by_last_sum:
             score, noise = measure.last_sum(Score(theta, V, b, T), b)
-        clipped = (
-            _OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
-        )
+        clipped = OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, clipped), information, kept,
             parts.kept == "diagonal", information_sd, largest, sizes,
@@ -205,9 +209,6 @@ class Evaluator:
         """Counts of sizes: those of before, and fresh ones if there is a share for them."""
         fresh = (self.measure.histogram(of, share, BINS_PER_OCTAVE),) if share else ()
         return (*(before or ()), *fresh)
-
-    def _number(self, beyond: float, d: int, multiplier: float) -> float:
-        return min(beyond * math.sqrt(d) * multiplier, self.n_units / 3)
 
     def squares(self, theta: Vector, share: float) -> Vector:
         """Sums of the squares of units' scores in every parameter, shape (d,); 0 where nothing stands out of the noise.
