@@ -194,7 +194,7 @@ def main():
     parser.add_argument("--groups", type=int)
     parser.add_argument("--epsilons", type=float, nargs="*", default=[1.0, 3.0])
     parser.add_argument("--replications", type=int)
-    parser.add_argument("--seed", type=int, default=2062)
+    parser.add_argument("--seed", type=int, default=2063)
     asked = parser.parse_args()
     logging.getLogger("pymc").setLevel(logging.ERROR)
     rows = []

@@ -33,6 +33,9 @@ _DRAWN = 8
 tenth larger (``benchmarks/surrogate_constants.py``)."""
 _MOST_VALUES = 12
 """Categories up to which all of them are taken, each with its probability: more would cost more passes than draws do."""
+_FURTHEST = 2.0
+"""Nats by which an outcome counts as more probable at another place, at most: without an end, one draw in a far place would count for all.
+Where groups are known to a third of a record's own sd, no outcome in a hundred thousand is above."""
 _TRIED = 64
 """Made-up records until there is one that an outcome can be drawn for. Three quarters of their numbers are above 0: with six
 that have to be, all fail in one model of three hundred thousand."""
@@ -53,6 +56,10 @@ class Scores(NamedTuple):
         Whether they are all outcomes that there are, and not draws.
     rows : list of ndarray of int64, shape (units,)
         If gradients are local, the row of every table that each unit uses.
+    elsewhere : ndarray, shape (outcomes, units, d)
+        If another place was given, the scores there of the same outcomes.
+    shifted : ndarray, shape (outcomes, units)
+        The outcomes' probabilities there, less those here.
     """
 
     observed: Vector
@@ -60,6 +67,8 @@ class Scores(NamedTuple):
     weights: Vector
     exact: bool
     rows: Sequence[NDArray[np.int64]] = ()
+    elsewhere: Vector | None = None
+    shifted: Vector | None = None
 
 
 class SimulatedScores:
@@ -139,7 +148,9 @@ class SimulatedScores:
         other._likelihood, other._gradients = likelihood, gradients
         return other
 
-    def __call__(self, theta: Vector, words: Words) -> Iterator[Scores]:
+    def __call__(
+        self, theta: Vector, words: Words, other: Vector | None = None
+    ) -> Iterator[Scores]:
         """Of one chunk of units after the other.
 
         Parameters
@@ -147,15 +158,19 @@ class SimulatedScores:
         theta : ndarray, shape (d,)
         words : ndarray of uint64
             Secret, and independent of the records.
+        other : ndarray, shape (d,), optional
+            Another place at which the same outcomes are looked at; each unit has one record then.
         """
         self._seed(theta, words)
         for chunk in self._gradients.chunks.all():
             rows = self._likelihood.rows(chunk.records)
             observed = chunk.per_unit(self._gradients.of_rows(theta, rows))
-            weights, (simulated,) = self._at(theta, [theta], chunk, rows, _DRAWN)
-            yield Scores(
-                observed, simulated, weights, self.is_exact, self._gradients.used_rows(rows)
-            )
+            used, elsewhere, shifted = self._gradients.used_rows(rows), None, None
+            if other is None:
+                weights, (simulated,) = self._at(theta, [theta], chunk, rows, _DRAWN)
+            else:
+                weights, simulated, elsewhere, shifted = self._at_both(theta, other, rows)
+            yield Scores(observed, simulated, weights, self.is_exact, used, elsewhere, shifted)
 
     def elsewhere(
         self, theta: Vector, places: Sequence[Vector], words: Words, draws: int
@@ -193,12 +208,42 @@ class SimulatedScores:
             weights = np.full((draws, len(drawn[0])), 1 / draws)
             return weights, np.split(np.stack(drawn), len(places), axis=2)
         placed = [self._outcomes.put([value], rows) for value in self._values]
-        logs = np.stack([self._likelihood.evaluate_rows(theta, some) for some in placed])
-        weights = np.exp(logs - logs.max(axis=0))
         scores = [
             np.stack([self._gradients.of_rows(place, some) for some in placed]) for place in places
         ]
-        return weights / weights.sum(axis=0), scores
+        return self._probabilities(theta, placed), scores
+
+    def _probabilities(self, theta: Vector, placed: Sequence[Rows]) -> Vector:
+        """Of all outcomes, shape (outcomes, units)."""
+        return _shares(np.stack([self._likelihood.evaluate_rows(theta, some) for some in placed]))
+
+    def _at_both(
+        self, theta: Vector, other: Vector, rows: Rows
+    ) -> tuple[Vector, Vector, Vector, Vector]:
+        """Of outcomes at θ: weights, scores at both places, and by how much weights differ at the other one."""
+        if self._values is not None:
+            placed = [self._outcomes.put([value], rows) for value in self._values]
+            weights = self._probabilities(theta, placed)
+            here, there = (
+                np.stack([self._gradients.of_rows(place, some) for some in placed])
+                for place in (theta, other)
+            )
+            return weights, here, there, self._probabilities(other, placed) - weights
+        q = self._gradients.width
+
+        def pairs(some: Rows) -> Vector:
+            drawn = self._draw(theta, some)
+            here, there = (self._likelihood.evaluate_rows(p, drawn) for p in (theta, other))
+            scores = [self._gradients.evaluate(p, drawn) for p in (theta, other)]
+            return np.column_stack([*scores, there - here])
+
+        drawn = np.stack(
+            [self._likelihood.shielded(pairs, rows, (2 * q + 1,)) for _ in range(_DRAWN)]
+        )
+        weights = np.full(drawn.shape[:2], 1 / _DRAWN)
+        ratios = np.exp(np.minimum(np.nan_to_num(drawn[:, :, -1]), _FURTHEST))
+        shifted = (ratios - ratios.mean(axis=0)) / (_DRAWN - 1)
+        return weights, drawn[:, :, :q], drawn[:, :, q : 2 * q], shifted
 
     def _at_draw(self, theta: Vector, places: Sequence[Vector], rows: Rows) -> Vector:
         """Scores at one draw of outcomes, those at all places side by side."""
@@ -212,6 +257,12 @@ class SimulatedScores:
     def _draw(self, theta: Vector, rows: Rows) -> list[NDArray[Any]]:
         n = rows[0].shape[self._likelihood.axes[0]]
         return self._outcomes.in_place(self._point(theta), n, rows)
+
+
+def _shares(logs: Vector) -> Vector:
+    """Probabilities that are as these logarithms, of each column."""
+    weights = np.exp(logs - logs.max(axis=0))
+    return np.asarray(weights / weights.sum(axis=0))
 
 
 def _refuse_foreign_laws(outcomes: list[Variable]) -> None:

@@ -92,6 +92,13 @@ class PrivateHistogram:
         near, far = self._within(1 - 2.5 * t), self._within(1 - t)
         return t, far, (far - near) / math.log(2.5)
 
+    def kept(self, bound: float) -> float:
+        r""":math:`\sum_i s_i \min(s_i, b) / \sum_i s_i^2`: what clipping to `bound` leaves of the product of a vector and itself."""
+        ends = self._edges[self._first : self._first + len(self._counts) + 1]
+        sizes = np.sqrt(ends[1:] * ends[:-1])
+        squares = self._counts * sizes**2
+        return float(squares @ np.minimum(1.0, bound / sizes) / squares.sum())
+
     @property
     def largest(self) -> float:
         """Above all sizes that were seen, and above those that :meth:`excess` takes to hide."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.simulated import Scores
-from pymc_dp.linalg import as_matrix, as_vectors, clip
+from pymc_dp.linalg import as_matrix, as_vectors, clip, shrink
 from pymc_dp.privacy.clipping import Sparse
 from pymc_dp.records.queries import Units, UnitTerms, Vector, expected, finite_scores
 
@@ -92,6 +92,15 @@ class Preconditioner:
 class GroupScore:
     r"""Clipped score :math:`z = T\,(V^\top x_i,\ s\, a_i)`, less what the model expects of it: as :class:`~pymc_dp.records.queries.Score`.
 
+    It is asked at a place θ at which the model is not right yet, if only as groups are not known: residuals are as much larger, and of a
+    normal outcome's σ that makes too much. What two places θ, θ' expect of each other's scores, without what changes its sign if they
+    change places,
+
+    .. math:: \tfrac12 \bigl(E_{\theta'}[\operatorname{clip}_b(z(\theta))] + E_\theta[\operatorname{clip}_b(z(\theta')) -
+        \operatorname{clip}_b(z(\theta))]\bigr)
+
+    is taken off, too. Outcomes of both are those at θ, weighted by their probabilities at θ'.
+
     Parameters
     ----------
     theta : ndarray, shape (d,)
@@ -101,6 +110,8 @@ class GroupScore:
         b; infinite where sizes are asked for.
     tempering : float
         T.
+    other : ndarray, shape (d,), optional
+        θ'. Default: nothing is taken off for the distance.
     """
 
     theta: Vector
@@ -108,6 +119,7 @@ class GroupScore:
     shape: Shape
     bound: float = math.inf
     tempering: float = 1.0
+    other: Vector | None = None
     about = "gradients"
 
     @property
@@ -124,14 +136,25 @@ class GroupScore:
         """See :class:`~pymc_dp.records.queries.Query`."""
         _of_all(units)
         shape, W = self.shape, self.tempering * self.preconditioner.W
-        for of in records.scores(self.theta):
+        for of in records.scores(self.theta, self.other):
             values = of.observed @ W
             if self.bound < math.inf:
                 z = finite_scores(of.simulated @ W)
-                values = clip(values, self.bound) - expected(z, of, self.bound)
+                values = clip(values, self.bound) - expected(z, of, self.bound, wholly=True)
+                if of.elsewhere is not None and of.shifted is not None:
+                    there = finite_scores(of.elsewhere @ W)
+                    values = values - self._of_distance(z, there, of.weights, of.shifted)
             common = np.broadcast_to(np.arange(shape.p), (len(values), shape.p))
             rows = shape.places(of.rows, [r for _, r in shape.tables], shape.p)
             yield Sparse(values, np.hstack([common, *rows]))
+
+    def _of_distance(self, here: Vector, there: Vector, weights: Vector, shifted: Vector) -> Vector:
+        """What both places expect of each other's clipped scores, on average over the two, shape (units, q)."""
+        here, there = (
+            z * shrink(np.linalg.norm(z, axis=2), self.bound)[:, :, None] for z in (here, there)
+        )
+        expected_there = np.einsum("kn,knd->nd", weights, there - here)
+        return np.asarray(np.einsum("kn,knd->nd", shifted, here) + expected_there) / 2
 
 
 @dataclass(frozen=True, eq=False)

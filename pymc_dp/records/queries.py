@@ -31,10 +31,10 @@ class UnitTerms(Protocol):
         r"""Chunks of :math:`\nabla\ell_i`, shape (units, d)."""
         ...
 
-    def scores(self, theta: Vector) -> Iterator[Scores]:
+    def scores(self, theta: Vector, other: Vector | None = None) -> Iterator[Scores]:
         r"""Chunks of :math:`\nabla\ell_i`, as observed and at outcomes of the model's. Not to be changed in place.
 
-        Where these cannot be drawn, the observed ones stand for them.
+        Where these cannot be drawn, the observed ones stand for them. With another place, outcomes are looked at there, too.
         """
         ...
 

@@ -173,26 +173,27 @@ class LocalRecords:
             raise RuntimeError(_UNPREPARED)
         return self._gradients(theta, units)
 
-    def scores(self, theta: Vector) -> Iterator[Scores]:
+    def scores(self, theta: Vector, other: Vector | None = None) -> Iterator[Scores]:
         """See :class:`~pymc_dp.records.queries.UnitTerms`."""
-        if self._latest is not None and np.array_equal(self._latest[0], theta):
+        places = theta if other is None else np.concatenate([theta, other])
+        if self._latest is not None and np.array_equal(self._latest[0], places):
             yield from self._latest[1]
             return
         self._latest = None
         kept: list[Scores] = []
         room = _KEPT_BYTES
-        for chunk in self._scores(theta):
-            room -= sum(part.nbytes for part in chunk[:3])
+        for chunk in self._scores(theta, other):
+            room -= sum(part.nbytes for part in chunk if isinstance(part, np.ndarray))
             kept.append(chunk)
             if room < 0:
                 kept.clear()
             yield chunk
         if room >= 0:
-            self._latest = theta.copy(), kept
+            self._latest = places.copy(), kept
 
-    def _scores(self, theta: Vector) -> Iterator[Scores]:
+    def _scores(self, theta: Vector, other: Vector | None) -> Iterator[Scores]:
         if self._simulated is not None:
-            yield from self._simulated(theta, self._own_words)
+            yield from self._simulated(theta, self._own_words, other)
             return
         gradients = self._derivatives
         for chunk in gradients.chunks.all():

@@ -34,6 +34,8 @@ def test_quantiles_without_noise():
         assert h.quantile(p) == pytest.approx(np.quantile(sizes, p), rel=0.02)
     bound = float(np.quantile(sizes, 0.9))
     assert h.excess(bound) == pytest.approx(np.maximum(sizes - bound, 0).sum(), rel=0.05)
+    kept = sizes @ np.minimum(sizes, bound) / (sizes @ sizes)
+    assert h.kept(bound) == pytest.approx(kept, rel=0.02)
 
 
 def test_with_noise_quantiles_are_close_and_far_bins_are_left_out():

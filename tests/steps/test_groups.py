@@ -180,6 +180,8 @@ def query(kind, part, bound=np.inf):
     settings = some_theta(kind), some_frame(kind), shape_of(kind)
     if part == "scores":
         return GroupScore(*settings, bound)
+    if part == "scores from two places":
+        return GroupScore(*settings, bound, other=settings[0] + 0.5)
     return {"information": GroupInformation, "tables": TableInformation}[part](*settings)
 
 
@@ -252,7 +254,7 @@ def test_places_that_repeat_or_are_none_add_nothing(places):
 
 
 @pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs"])
-@pytest.mark.parametrize("part", ["scores", "information", "tables"])
+@pytest.mark.parametrize("part", ["scores", "scores from two places", "information", "tables"])
 def test_sensitivity(kind, part):
     """Whatever one record is replaced by, group included, the integer sum moves by κ R at most, and by √κ R that of an acute query."""
     of, records = query(kind, part, 0.02), records_of(kind)
@@ -269,6 +271,38 @@ def test_sensitivity(kind, part):
     if part == "information":
         assert apart.max() > 1.2 * RESOLUTION
     np.testing.assert_array_equal(records.total(of, 0.02).shape, (of.dimension,))
+
+
+def test_scores_at_draws_are_unbiased_of_a_scale_too():
+    """Truth, place and other place are draws of one law of the groups' effects. Their distance adds to residuals: without the other
+    place, the scale would seem larger than it is."""
+    rng, groups, each = np.random.default_rng(5), 30, 8
+    n = groups * each
+    with pm.Model() as model:
+        sigma, a = pm.HalfNormal("sigma"), pm.Normal("a", 0, 1, shape=groups)
+        k = pm.Data("K", np.repeat(np.arange(groups), each))
+        pm.Normal("y", a[k], sigma, observed=pm.Data("Y", np.zeros(n)))
+    of = dp.compile(model, compile_kwargs=FAST)
+    records, shape = LocalRecords(of, local=True, words=WORDS), Shape(1, ((groups, 1),))
+    plain = Preconditioner(np.eye(1), (np.ones(1),))
+    outcome = next(leaf for leaf in of.roles.record_data if leaf.name == "Y")
+
+    def place():
+        """σ = 1, and effects from their law."""
+        return np.concatenate([[0.0], 0.3 * rng.normal(size=groups)])
+
+    found = []
+    for _ in range(100):
+        truth, here, other = place(), place(), place()
+        outcome.values[...] = np.repeat(truth[1:], each) + rng.normal(size=n)
+        records.forget()
+        found.append([
+            dense(GroupScore(here, plain, shape, 50.0, 1.0, also).terms(records), shape.n).sum(axis=0)[0]
+            for also in (None, other)
+        ])  # fmt: skip
+    mean, se = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(100)
+    assert mean[0] > 10 * se[0]
+    assert abs(mean[1]) < 3 * se[1]
 
 
 def some_structured(rng, positive=True):

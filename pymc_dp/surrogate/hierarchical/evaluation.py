@@ -1,6 +1,8 @@
 """What a law of groups asks of the records at a place: noisy scores and information, and their sizes."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -112,13 +114,21 @@ class Evaluator:
 
     def slope(
         self, theta: Vector, psi: Vector, preconditioner: Preconditioner, counts: float, share: float, beyond: float,
+        other: Vector, parts: Sequence[Vector],
     ) -> Slope:  # fmt: skip
-        """Score at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`."""
-        of = GroupScore(theta, preconditioner, self.shape, tempering=self._tempering)
-        b, clipped = self._bound(of, counts, share, beyond)
-        of = GroupScore(theta, preconditioner, self.shape, b, self._tempering)
+        """Score at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`.
+
+        It is seen from another place, too. A clipped score tells less of where the mode is than its information says, and is made longer by
+        that, as if that part were the same in all directions. What was clipped may point one way in φ; rows have `parts` of it, shape (groups, columns) of
+        every table, as each of the units clipped has one row only.
+        """
+        of = GroupScore(theta, preconditioner, self.shape, math.inf, self._tempering, other)
+        b, clipped, kept = self._bound(of, counts, share, beyond)
+        of = replace(of, bound=b)
         released, noise = self.measure.sum(of, b, share)
+        released, noise, clipped = released / kept, noise / kept, clipped / kept
         sd = math.hypot(noise, OF_CLIPPED * clipped / math.sqrt(self.shape.n))
+        of_rows = [np.hypot(noise, OF_CLIPPED * clipped * part) for part in parts]
         common, *tables = self.shape.parts(released)
         back = np.linalg.inv(preconditioner.V)
         scales = [
@@ -129,16 +139,18 @@ class Evaluator:
             psi,
             np.concatenate([back.T @ common, *map(np.ravel, rows)]),
             sd**2 * back.T @ back,
-            np.concatenate([np.ravel((sd / s) ** 2) for s in scales]),
+            np.concatenate([np.ravel((x / s) ** 2) for x, s in zip(of_rows, scales, strict=True)]),
         )
 
     def _sum(self, of: Query, counts: float, share: float, beyond: float) -> tuple[Vector, float]:
-        bound, _ = self._bound(of, counts, share, beyond)
+        bound, *_ = self._bound(of, counts, share, beyond)
         return self.measure.sum(of, bound, share)
 
-    def _bound(self, of: Query, counts: float, share: float, beyond: float) -> tuple[float, float]:
-        """A bound, and how long all that it clips is together, if it points one way."""
+    def _bound(
+        self, of: Query, counts: float, share: float, beyond: float
+    ) -> tuple[float, float, float]:
+        """A bound, how long all that it clips is together, if it points one way, and what it keeps of squares."""
         sizes = self.measure.histogram(of, counts, BINS_PER_OCTAVE)
         number = number_beyond(beyond, self.shape.n, self.measure.multiplier(share), self._n)
         bound, excess = size_exceeded_by(number, sizes.released, sizes.sd)
-        return bound, number * excess * bound
+        return bound, number * excess * bound, sizes.kept(bound)

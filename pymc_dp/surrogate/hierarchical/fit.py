@@ -185,11 +185,12 @@ class _Run:
         ψ is drawn: at the mode groups would be less spread than they are, and what all records share would be
         measured as if they were. The information is asked for at a draw of its own. Then the gradient's place and
         the truth may change places, given all releases before, and what curves the way between is 0 on average; with the
-        curvature at one end of that way it is not.
+        curvature at one end of that way it is not. A third draw says what does not change its sign then
+        (:class:`~pymc_dp.records.grouped.GroupScore`).
         """
         s, shape, before = SETTINGS, self.shape, self.measure.spent
         counts = max(s.sizes * share, min(self.counts, share / 5))
-        here, elsewhere = (theta + self.held_back for theta in self.model.drawn(self.rng, 2))
+        here, elsewhere, other = (theta + self.held_back for theta in self.model.drawn(self.rng, 3))
         psi = self.model.psi_at(here)
         self.curvatures.append(
             self.evaluator.curvature(
@@ -205,7 +206,11 @@ class _Run:
         information = information._replace(V=self._within_prior(information.V))
         preconditioner = self._balanced(information)
         rest = share - (self.measure.spent - before) - counts
-        self.slopes.append(self.evaluator.slope(here, psi, preconditioner, counts, rest, beyond))
+        rows = [np.maximum(x, 0.0) for x in shape.parts(information.J.diagonal)[1:]]
+        parts = [x / np.maximum(x.sum(axis=0), 1e-300) for x in rows]
+        self.slopes.append(
+            self.evaluator.slope(here, psi, preconditioner, counts, rest, beyond, other, parts)
+        )
         self.preconditioner = preconditioner
         self.n_evaluations += 1
         return self._think(information)
