@@ -93,9 +93,16 @@ def without_privacy(X, T, y, kind):
     beta, C = fitted(D, y, kind)
     arms = [np.column_stack([one, X, t * one]) for t in (1, 0)]
     f1, f0 = (OUTCOMES[kind](a @ beta) for a in arms)
-    slopes = [a * ((f * (1 - f))[:, None] if kind == "logistic" else 1.0) for a, f in zip(arms, (f1, f0), strict=True)]
+    slopes = [
+        a * ((f * (1 - f))[:, None] if kind == "logistic" else 1.0)
+        for a, f in zip(arms, (f1, f0), strict=True)
+    ]
     G = (slopes[0] - slopes[1]).mean(axis=0)
-    e = np.clip(expit(np.column_stack([one, X]) @ fitted(np.column_stack([one, X]), T, "logistic")[0]), CLIP, 1 - CLIP)
+    e = np.clip(
+        expit(np.column_stack([one, X]) @ fitted(np.column_stack([one, X]), T, "logistic")[0]),
+        CLIP,
+        1 - CLIP,
+    )
     phi = f1 - f0 + T * (y - f1) / e - (1 - T) * (y - f0) / (1 - e)
     return math.sqrt(G @ C @ G + np.var(f1 - f0) / N), phi.std() / math.sqrt(N), phi
 
@@ -126,9 +133,15 @@ def ours(model, quantities, of, epsilon, share):
 def cell(kind, gamma, epsilon, trials, seed):
     rng, truth, model = np.random.default_rng(seed), truth_of(kind), model_of(kind)
     effect = {"do": {"T": 1}, "minus": {"T": 0}}
-    of = {"g-formula": dp.Average("mean", **effect), "doubly robust": dp.Average("mean", **effect, outcome="y")}
+    of = {
+        "g-formula": dp.Average("mean", **effect),
+        "doubly robust": dp.Average("mean", **effect, outcome="y"),
+    }
     quantities = {name: QUANTITIES(model, {name: x}) for name, x in of.items()}
-    z, found = dp.calibrate_noise(epsilon=epsilon, delta=DELTA, releases=1), {name: [] for name in (*of, "plain", "output")}
+    z, found = (
+        dp.calibrate_noise(epsilon=epsilon, delta=DELTA, releases=1),
+        {name: [] for name in (*of, "plain", "output")},
+    )
     for _ in range(trials):
         data = draw_data(rng, kind, gamma)
         for leaf in model.roles.record_data:
@@ -142,7 +155,14 @@ def cell(kind, gamma, epsilon, trials, seed):
             row = ours(model, quantities[name], {name: x}, epsilon, OF_MODEL[name])
             found[name].append((row["low"] < truth < row["high"], row["high"] - row["low"]))
     plain = np.median(found["plain"], axis=0)
-    output = [float(np.mean([x[0] for x in found["output"]])), float(np.median([x[1] for x in found["output"]]))] if found["output"] else ["", ""]
+    output = (
+        [
+            float(np.mean([x[0] for x in found["output"]])),
+            float(np.median([x[1] for x in found["output"]])),
+        ]
+        if found["output"]
+        else ["", ""]
+    )
     rows = []
     for name, non_private in zip(of, plain, strict=True):
         covered, width = (np.array(x) for x in zip(*found[name], strict=True))
