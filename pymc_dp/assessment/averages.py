@@ -254,7 +254,7 @@ def _found(
     unit, rows = np.eye(quantities.numbers), {}
     for p in places:
         c, s, by_size, _ = rough[p.f]
-        if p.w is None:
+        if p.w is None or p.wf is None:
             rows[p.f] = unit[p.f] / s, c / s, by_size
         else:
             # Few count of a small group: f less a middle, so that how many hardly matters; and a weight, from -1 to 1.
@@ -270,7 +270,7 @@ def _found(
     for p in places:
         c, s, _, largest = rough[p.f]
         slope = np.zeros(entries.dimension)
-        if p.w is None:
+        if p.w is None or p.wf is None:
             slope[place[p.f]] = s
             x = c + s * u[..., place[p.f]]
         else:

@@ -185,18 +185,19 @@ class Squares:
 
     Parameters
     ----------
-    of : Contrasts
+    of : Query
+        Whose terms are vectors.
     bound : float
         That they are clipped to.
     """
 
-    of: Contrasts
+    of: Any
     bound: float
 
     @property
     def dimension(self) -> int:
         """K (k + 1) / 2 of k contrasts."""
-        return self.of.dimension * (self.of.dimension + 1) // 2
+        return int(self.of.dimension * (self.of.dimension + 1) // 2)
 
     def terms(self, records: PredictiveRecords, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.Query`. All units."""
