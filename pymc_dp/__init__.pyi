@@ -2,9 +2,11 @@
 
 from . import experimental, statistics
 from ._version import __version__
+from .assessment.averages import Averages, average
 from .assessment.checking import PredictionChecks, check_predictions
 from .assessment.compare import Comparison, Difference, compare
 from .assessment.plots import plot_checks, plot_prior_posterior
+from .assessment.quantities import Average
 from .combination import combine
 from .evidence.audit import audit
 from .evidence.expected import ExpectedPrivacyShift, expected_privacy_shift
@@ -51,6 +53,8 @@ from .steps.surrogate import DPSurrogate
 
 __all__ = [
     "DPHMC",
+    "Average",
+    "Averages",
     "Comparison",
     "CompiledModel",
     "DPBarker",
@@ -81,6 +85,7 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "audit",
+    "average",
     "calibrate_batch_size",
     "calibrate_noise",
     "check_predictions",

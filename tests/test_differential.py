@@ -474,6 +474,25 @@ def test_a_check_of_predictions_tells_nothing(name, relation, kind, tells_nothin
     assert not tells_nothing(run, 0, 1)["error"]
 
 
+@pytest.mark.parametrize(("name", "relation", "kind"), BOTH)
+def test_an_average_tells_nothing(name, relation, kind, tells_nothing):
+    given = draws_of(kind)
+
+    def run(which):
+        ledger = dp.PrivacyLedger(epsilon=9.0, delta=1e-3, neighbours=relation)
+        model = compiled(name, which, kind)
+        y = model.model["y"]
+        of = {
+            "y": "y",
+            "size": abs(y - 1 / model.model["b"]),
+            "some": dp.Average(1 / y, among=y > 0.5),
+        }
+        table = dp.average(given, model, of, neighbours=relation, ledger=ledger, epsilon=5.0)
+        return [table, table.draws.to_array().values, ledger]
+
+    assert not tells_nothing(run, 0, 1)["error"]
+
+
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_what_is_combined_tells_nothing(relation, tells_nothing):
     """Two samples of a data set and what they are together; nothing is released for that."""
@@ -742,6 +761,7 @@ def test_nothing_else_tells_who_comes_or_goes(tells_nothing):
             *steps, *map(dp.plan, steps), expected,
             dp.compare(dict.fromkeys("ab", (model, given)), **neighbours, **BUDGET),
             dp.check_predictions(given, model, {"mean": STATISTICS["mean"]}, replicates=2, **neighbours, **BUDGET),
+            dp.average(given, model, "y", **neighbours, **BUDGET),
         ]  # fmt: skip
 
     assert not tells_nothing(run, FEW, FEW + 1)["error"]

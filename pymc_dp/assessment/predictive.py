@@ -49,6 +49,20 @@ def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Ve
     PrivacyConfigurationError
         If a free variable is missing, or hardly a draw is inside the support.
     """
+    many = posterior.sizes["chain"] * posterior.sizes["draw"]
+    some = np.unique(np.linspace(0, many - 1, min(many, _MOST_DRAWS)).round().astype(int))
+    found = thetas(parameters, posterior, some)
+    return found[np.isfinite(found).all(axis=1)]
+
+
+def thetas(parameters: ParameterSpace, posterior: xr.Dataset, some: Any = slice(None)) -> Vector:
+    """θ of draws, or of some of them, shape (draws, d): not finite at the edge of the support.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        As :func:`unconstrained_draws`.
+    """
     model = parameters.model
     given = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
     rv_of = {value: rv for rv, value in model.rvs_to_values.items()}
@@ -65,8 +79,6 @@ def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Ve
         on_unused_input="ignore",
     )
     draws = draws_of(posterior, [rv.name for rv in given])
-    many = posterior.sizes["chain"] * posterior.sizes["draw"]
-    some = np.unique(np.linspace(0, many - 1, min(many, _MOST_DRAWS)).round().astype(int))
     columns = [np.asarray(draws[rv.name], rv.type.dtype)[some] for rv in given]
     try:
         with np.errstate(all="ignore"):  # of draws at the edge of their support
@@ -75,12 +87,11 @@ def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Ve
         raise PrivacyConfigurationError(
             "The draws of `idata` do not have the shapes of the model's parameters. Are they of this model?"
         ) from None
-    inside = found[np.isfinite(found).all(axis=1)]
-    if len(inside) < 2:
+    if np.isfinite(found).all(axis=1).sum() < 2:
         raise PrivacyConfigurationError(
             "The draws of `idata` are not inside the support of the model's parameters. Are they of this model?"
         )
-    return np.asarray(inside)
+    return found
 
 
 def optimism(theta: Vector, log_public: PublicLogDensity) -> float:
@@ -174,18 +185,19 @@ class Squares:
 
     Parameters
     ----------
-    of : Contrasts
+    of : Query
+        Whose terms are vectors.
     bound : float
         That they are clipped to.
     """
 
-    of: Contrasts
+    of: Any
     bound: float
 
     @property
     def dimension(self) -> int:
         """K (k + 1) / 2 of k contrasts."""
-        return self.of.dimension * (self.of.dimension + 1) // 2
+        return int(self.of.dimension * (self.of.dimension + 1) // 2)
 
     def terms(self, records: PredictiveRecords, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.Query`. All units."""

@@ -1,5 +1,6 @@
 """Which records to evaluate together: chunks of whole units, of all of them or of a sample."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,12 @@ class UnitChunks:
     def of_records(self, roles: Roles) -> "UnitChunks":
         """Chunks of the same size for other records."""
         return UnitChunks(roles.unit_of_record, roles.n_records, self._size)
+
+    def cut_to(self, records: int) -> "UnitChunks":
+        """The same units, in chunks of so many records at most."""
+        other = copy.copy(self)
+        other._size = min(self._size, records)
+        return other
 
     def all(self) -> Iterator[Chunk]:
         """Every unit once."""

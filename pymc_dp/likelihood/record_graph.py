@@ -80,21 +80,56 @@ class ObservedRows(NamedTuple):
 
 def rebuild_observed(model: pm.Model, roles: Roles, length: Variable | None = None) -> ObservedRows:
     """Put symbolic rows in place of the records, and `length` in place of their number."""
-    observed, free = list(model.observed_RVs), list(model.free_RVs)
+    observed = list(model.observed_RVs)
     values = [model.rvs_to_values[rv] for rv in observed]
+    rebuilt, parameters, rows = rebuild([*observed, *values], model, roles, length)
+    return ObservedRows(rebuilt[: len(observed)], rebuilt[len(observed) :], parameters, rows)
+
+
+def rebuild(
+    graphs: Sequence[Variable], model: pm.Model, roles: Roles, length: Variable | None = None
+) -> tuple[list[Variable], list[Variable], list[Variable]]:
+    """Any graphs of the model with symbolic rows, `length` and parameters: see :class:`ObservedRows` for the last two."""
     rows = [_row_input(leaf, f"rows_{k}") for k, leaf in enumerate(roles.record_data)]
-    parameters = {rv: rv.type(name=rv.name) for rv in free}
+    parameters = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
     row_of = {_array_of(leaf): row for leaf, row in zip(roles.record_data, rows, strict=True)}
     replacements = {
-        leaf.variable: _like(leaf.variable, row_of[_array_of(leaf)]) for leaf in roles.record_data
+        leaf.variable: like(leaf.variable, row_of[_array_of(leaf)]) for leaf in roles.record_data
     } | parameters
     if length is None:
         length = rows[0].shape[roles.record_data[0].axis]
-    replacements |= _lengths([*observed, *values], replacements, model, roles, length)
-    rebuilt = with_rows([*observed, *values], replacements, (roles.n_records, length))
-    return ObservedRows(
-        rebuilt[: len(observed)], rebuilt[len(observed) :], list(parameters.values()), rows
+    replacements |= _lengths(graphs, replacements, model, roles, length)
+    rebuilt = with_rows(graphs, replacements, (roles.n_records, length))
+    return rebuilt, list(parameters.values()), rows
+
+
+def at_theta(
+    graphs: Sequence[Variable],
+    free: Sequence[Variable],
+    rows: Sequence[Variable],
+    parameters: ParameterSpace,
+) -> tuple[list[Variable], list[Variable], Variable]:
+    """Rebuilt graphs as functions of one symbolic vector θ and of rows, without checks that join records.
+
+    Returns
+    -------
+    graphs, values : list of Variable
+        The value variables are parts of θ.
+    theta : Variable, shape (d,)
+    """
+    model = parameters.model
+    constrained = model.replace_rvs_by_values(list(model.free_RVs))
+    graphs = clone_replace(
+        list(graphs), dict(zip(free, constrained, strict=True)), rebuild_strict=False
     )
+    joined, theta = parameters.join([*graphs, *model.value_vars])
+    lowered = lower_named_dims(joined)
+    values = lowered[len(graphs) :]
+    graphs = [
+        keep_indices_in_range(strip_checks(g, records=set(rows)), set(rows))
+        for g in lowered[: len(graphs)]
+    ]
+    return graphs, values, theta
 
 
 def record_graph(parameters: ParameterSpace, roles: Roles) -> RecordGraph:
@@ -107,13 +142,7 @@ def record_graph(parameters: ParameterSpace, roles: Roles) -> RecordGraph:
         rvs, values, free, rows = rebuild_observed(model, roles)
         log_densities = conditional_logp(dict(zip(rvs, values, strict=True)))
         total = sum_observed([log_densities[v] for v in values], names, roles.observed_axes)
-        constrained = model.replace_rvs_by_values(list(model.free_RVs))
-        (total,) = clone_replace(
-            [total], dict(zip(free, constrained, strict=True)), rebuild_strict=False
-        )
-        (total, *parts), theta = parameters.join([total, *model.value_vars])
-        total, *parts = lower_named_dims([total, *parts])
-        total = keep_indices_in_range(strip_checks(total, records=set(rows)), set(rows))
+        (total,), parts, theta = at_theta([total], free, rows, parameters)
     if any(v.owner and isinstance(v.owner.op, RandomVariable) for v in ancestors([total])):
         raise UnsupportedModelError(
             f"The log-likelihood of {names} depends on random variables that are not part of the model (`.dist(...)` "
@@ -137,7 +166,7 @@ def _row_input(leaf: RecordData, name: str) -> Variable:
     return pt.tensor(name, dtype=leaf.variable.type.dtype, shape=tuple(shape))
 
 
-def _like(node: Variable, row: Variable) -> Variable:
+def like(node: Variable, row: Variable) -> Variable:
     """`row`, with named dimensions if `node` has them."""
     if not hasattr(node.type, "dims"):
         return row

@@ -16,6 +16,7 @@ from typing import Any
 import numba
 import numpy as np
 from numpy.typing import NDArray
+from pytensor.graph.basic import Variable
 
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
@@ -29,14 +30,21 @@ _CHUNK_BYTES = 2**20
 """Data of one chunk: small enough for intermediate results to stay in cache."""
 
 
-class RecordLikelihood:
-    r"""Per-unit log-likelihoods :math:`\ell_i(\theta)` of all observed variables together.
+class RecordFunction:
+    """Numbers of every record, as a compiled function of θ and of its rows.
 
     Parameters
     ----------
-    graph : RecordGraph
+    output : Variable, shape (records,) or (records, k)
+    theta : Variable, shape (d,)
+    rows : sequence of Variable
+        One per ``roles.record_data``.
+    start : ndarray, shape (d,)
+        θ at which its shape is looked at.
     roles : Roles
         That the graph was made with.
+    what : str
+        What messages call it.
     chunk_size : int, optional
         Records evaluated at once. Default: about 1 MiB of data.
     compile_kwargs : mapping, optional
@@ -45,109 +53,35 @@ class RecordLikelihood:
     Raises
     ------
     UnsupportedModelError
-        If the log-likelihood does not split into records.
-
-    Notes
-    -----
-    PyMC's parameter checks are taken over all records at once, so that one bad record would turn
-    every record's term to -inf. Here they are taken record by record: a bad record's own term is
-    -inf, and is clipped downstream.
+        If it does not have numbers for each record.
     """
 
     def __init__(
         self,
-        graph: RecordGraph,
+        output: Variable,
+        theta: Variable,
+        rows: Sequence[Variable],
+        start: NDArray[np.float64],
         roles: Roles,
+        what: str,
         *,
         chunk_size: int | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
-        self.roles = roles
-        self._evaluate = compile_without_checks(
-            [graph.theta, *graph.rows], graph.log_likelihood, compile_kwargs
-        )
+        self.roles, self.what = roles, what
+        self._evaluate = compile_without_checks([theta, *rows], output, compile_kwargs)
         self._data = [leaf.values for leaf in roles.record_data]
         self.axes = [leaf.axis for leaf in roles.record_data]
-        self._refuse_fixed_length(graph.start)
+        self.shape = output.type.shape[1:]
+        self._refuse_fixed_length(start)
         bytes_per_record = max(1, sum(x.nbytes for x in self._data) // roles.n_records)
         self.chunk_size = chunk_size or int(np.clip(_CHUNK_BYTES // bytes_per_record, 512, 65536))
-        self._chunks = UnitChunks(roles.unit_of_record, roles.n_records, self.chunk_size)
+        self.chunks = UnitChunks(roles.unit_of_record, roles.n_records, self.chunk_size)
 
     @property
     def n_units(self) -> int:
         """Number of units of privacy."""
         return self.roles.n_units
-
-    def of_data(
-        self,
-        data: Sequence[NDArray[Any]],
-        unit_of_record: NDArray[np.int64] | None = None,
-    ) -> "RecordLikelihood":
-        """The same compiled function for other records; holds none of its own any more.
-
-        Parameters
-        ----------
-        data : sequence of ndarray
-            One per ``roles.record_data``: any number of records, otherwise of the same shape and
-            type.
-        unit_of_record : ndarray of int64, optional
-            0 to units - 1, each at least once. Default: every record is a unit.
-        """
-        n = data[0].shape[self.axes[0]]
-        other = copy.copy(self)
-        other.roles = replace(
-            self.roles,
-            n_records=n,
-            unit_of_record=unit_of_record,
-            n_units=n if unit_of_record is None else int(unit_of_record.max(initial=-1)) + 1,
-            # The model's own node holds its own data.
-            record_data=tuple(
-                replace(leaf, variable=leaf.variable.type(), values=x)
-                for leaf, x in zip(self.roles.record_data, data, strict=True)
-            ),
-        )
-        other._data = list(data)
-        other._chunks = self._chunks.of_records(other.roles)
-        return other
-
-    def __call__(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log-likelihood of each unit.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (d,)
-            Unconstrained parameters.
-
-        Returns
-        -------
-        ndarray, shape (n_units,)
-            May contain NaN and infinities: clip before use. Private.
-        """
-        n = self.roles.n_records
-        per_record = np.empty(n)
-        for start in range(0, n, self.chunk_size):
-            stop = min(start + self.chunk_size, n)
-            per_record[start:stop] = self.evaluate_rows(theta, self.rows(slice(start, stop)))
-        if self.roles.unit_of_record is None:
-            return per_record
-        per_unit = np.zeros(self.roles.n_units)
-        _sum_by_unit(per_record, self.roles.unit_of_record, per_unit)
-        return per_unit
-
-    def at(self, points: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
-        """Chunks of the units' log-likelihoods at some points, shape (units, points). Private."""
-        for chunk in self._chunks.all():
-            rows = self.rows(chunk.records)
-            columns = [chunk.per_unit(self.evaluate_rows(point, rows)) for point in points]
-            yield np.stack(columns, axis=1)
-
-    def of_units(self, theta: NDArray[np.float64], units: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Log-likelihood of some units, shape (len(units),); nothing else is evaluated."""
-        terms = [
-            chunk.per_unit(self.evaluate_rows(theta, self.rows(chunk.records)))
-            for chunk in self._chunks.of(units)
-        ]
-        return np.concatenate(terms) if terms else np.empty(0)
 
     def rows(self, which: slice | NDArray[np.int64]) -> list[NDArray[Any]]:
         """The data of some records, one array per data node.
@@ -163,11 +97,10 @@ class RecordLikelihood:
     def evaluate_rows(
         self, theta: NDArray[np.float64], rows: Sequence[NDArray[Any]]
     ) -> NDArray[np.float64]:
-        """Log-likelihood of each record in `rows`.
-
-        Terms of records that the compiled function fails on are NaN.
-        """
-        return self.shielded(lambda some: np.asarray(self._evaluate(theta, *some)), rows, ())
+        """Numbers of each record in `rows`; NaN for those that the compiled function fails on."""
+        return self.shielded(
+            lambda some: np.asarray(self._evaluate(theta, *some)), rows, self.shape
+        )
 
     def shielded(
         self,
@@ -228,17 +161,125 @@ class RecordLikelihood:
                 np.errstate(all="ignore"),
                 warnings.catch_warnings(),
                 quoting_nothing(
-                    f"The log-likelihood cannot be evaluated for {n} record(s) alone ({{error}}). "
+                    f"{self.what} cannot be evaluated for {n} record(s) alone ({{error}}). "
                     f"{WRAP_DATA}"
                 ),
             ):
                 warnings.simplefilter("ignore")
                 shape = np.shape(self._evaluate(theta, *self._take(rows, np.arange(n))))
-            if shape != (n,):
+            if shape != (n, *self.shape):
                 raise UnsupportedModelError(
-                    "The log-likelihood does not have one term per record: for "
+                    f"{self.what} does not have one term per record: for "
                     f"{n} record(s) it has shape {shape}. {WRAP_DATA}"
                 )
+
+
+class RecordLikelihood(RecordFunction):
+    r"""Per-unit log-likelihoods :math:`\ell_i(\theta)` of all observed variables together.
+
+    Parameters
+    ----------
+    graph : RecordGraph
+    roles : Roles
+        That the graph was made with.
+    chunk_size, compile_kwargs
+        As in :class:`RecordFunction`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the log-likelihood does not split into records.
+
+    Notes
+    -----
+    PyMC's parameter checks are taken over all records at once, so that one bad record would turn
+    every record's term to -inf. Here they are taken record by record: a bad record's own term is
+    -inf, and is clipped downstream.
+    """
+
+    def __init__(
+        self,
+        graph: RecordGraph,
+        roles: Roles,
+        *,
+        chunk_size: int | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(
+            graph.log_likelihood, graph.theta, graph.rows, graph.start, roles, "The log-likelihood",
+            chunk_size=chunk_size, compile_kwargs=compile_kwargs,
+        )  # fmt: skip
+
+    def of_data(
+        self,
+        data: Sequence[NDArray[Any]],
+        unit_of_record: NDArray[np.int64] | None = None,
+    ) -> "RecordLikelihood":
+        """The same compiled function for other records; holds none of its own any more.
+
+        Parameters
+        ----------
+        data : sequence of ndarray
+            One per ``roles.record_data``: any number of records, otherwise of the same shape and
+            type.
+        unit_of_record : ndarray of int64, optional
+            0 to units - 1, each at least once. Default: every record is a unit.
+        """
+        n = data[0].shape[self.axes[0]]
+        other = copy.copy(self)
+        other.roles = replace(
+            self.roles,
+            n_records=n,
+            unit_of_record=unit_of_record,
+            n_units=n if unit_of_record is None else int(unit_of_record.max(initial=-1)) + 1,
+            # The model's own node holds its own data.
+            record_data=tuple(
+                replace(leaf, variable=leaf.variable.type(), values=x)
+                for leaf, x in zip(self.roles.record_data, data, strict=True)
+            ),
+        )
+        other._data = list(data)
+        other.chunks = self.chunks.of_records(other.roles)
+        return other
+
+    def __call__(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log-likelihood of each unit.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (d,)
+            Unconstrained parameters.
+
+        Returns
+        -------
+        ndarray, shape (n_units,)
+            May contain NaN and infinities: clip before use. Private.
+        """
+        n = self.roles.n_records
+        per_record = np.empty(n)
+        for start in range(0, n, self.chunk_size):
+            stop = min(start + self.chunk_size, n)
+            per_record[start:stop] = self.evaluate_rows(theta, self.rows(slice(start, stop)))
+        if self.roles.unit_of_record is None:
+            return per_record
+        per_unit = np.zeros(self.roles.n_units)
+        _sum_by_unit(per_record, self.roles.unit_of_record, per_unit)
+        return per_unit
+
+    def at(self, points: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+        """Chunks of the units' log-likelihoods at some points, shape (units, points). Private."""
+        for chunk in self.chunks.all():
+            rows = self.rows(chunk.records)
+            columns = [chunk.per_unit(self.evaluate_rows(point, rows)) for point in points]
+            yield np.stack(columns, axis=1)
+
+    def of_units(self, theta: NDArray[np.float64], units: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Log-likelihood of some units, shape (len(units),); nothing else is evaluated."""
+        terms = [
+            chunk.per_unit(self.evaluate_rows(theta, self.rows(chunk.records)))
+            for chunk in self.chunks.of(units)
+        ]
+        return np.concatenate(terms) if terms else np.empty(0)
 
 
 @numba.njit(cache=True)

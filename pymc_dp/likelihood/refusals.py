@@ -72,10 +72,10 @@ def refuse_latent(name: str) -> NoReturn:
     )
 
 
-def refuse_hidden(name: str) -> NoReturn:
+def refuse_hidden(name: str, reader: str = "The likelihood") -> NoReturn:
     """Refuse data that no record rows can take the place of."""
     raise UnsupportedModelError(
-        f"The likelihood reads {name} in a way that does not let it be split into records (for example captured "
+        f"{reader} reads {name} in a way that does not let it be split into records (for example captured "
         "by the function of a `pm.CustomDist`, or declared with `dims` that are not the records'). Pass it to "
         f"the distribution as a parameter. {WRAP_DATA}"
     )

@@ -6,12 +6,13 @@ model computes from data outside its graph cannot be seen here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike, NDArray
+from pytensor.graph.basic import Variable
 
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.likelihood.containment import find_outside_likelihood
@@ -178,23 +179,73 @@ def _record_data(
     lengths = lengths_of_leaves(model.observed_RVs, model.free_RVs)
     read = set(data_nodes(model.observed_RVs, [*model.free_RVs, *lengths]))
     for node, name in origins.leaves(graphs, model.free_RVs).items():
-        public = origins.is_declared(name)
         if node in observed:
             axis, of = observed[node]
             outcome = node not in read
-            yield RecordData(node, node.name or of, values_of(node), axis, not public, outcome)
-            continue
-        dims = model.named_vars_to_dims.get(node.name)
-        if public:
-            aligned = [k for k, d in enumerate(dims or ()) if d in record_dims]
-            if aligned:
-                yield RecordData(node, name, values_of(node), aligned[0], False)
-            continue
-        held = values_of(node)
-        yield RecordData(node, name, held, _record_axis(name, held, dims, n, record_dims), True)
+            private = not origins.is_declared(name)
+            yield RecordData(node, node.name or of, values_of(node), axis, private, outcome)
+        elif leaf := _leaf(model, origins, node, name, n, record_dims, "The likelihood"):
+            yield leaf
+    _refuse_hidden(model, origins, graphs, "The likelihood")
+
+
+def with_data_of(
+    roles: Roles, model: pm.Model, public: Sequence[str], graphs: Sequence[Variable], reader: str
+) -> Roles:
+    """The same roles, with the data that other graphs of the model read beside its likelihood's.
+
+    Parameters
+    ----------
+    roles : Roles
+    model : Model
+    public : sequence of str
+        As it was given to :func:`find_roles`.
+    graphs : sequence of Variable
+    reader : str
+        What messages call them.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If private data have no row per record.
+    """
+    origins, known = Origins(model, public), {leaf.variable for leaf in roles.record_data}
+    found = [
+        _leaf(model, origins, node, name, roles.n_records, roles.record_dims, reader)
+        for node, name in origins.leaves(graphs, model.free_RVs).items()
+        if node not in known
+    ]
+    _refuse_hidden(model, origins, graphs, reader)
+    return replace(
+        roles, record_data=(*roles.record_data, *(leaf for leaf in found if leaf is not None))
+    )
+
+
+def _leaf(
+    model: pm.Model,
+    origins: Origins,
+    node: Any,
+    name: str,
+    n: int,
+    record_dims: frozenset[str],
+    reader: str,
+) -> RecordData | None:
+    """A leaf with a row per record; None if it is public and has none."""
+    dims = model.named_vars_to_dims.get(node.name)
+    if origins.is_declared(name):
+        aligned = [k for k, d in enumerate(dims or ()) if d in record_dims]
+        return RecordData(node, name, values_of(node), aligned[0], False) if aligned else None
+    held = values_of(node)
+    axis = _record_axis(name, held, dims, n, record_dims, reader)
+    return RecordData(node, name, held, axis, True)
+
+
+def _refuse_hidden(
+    model: pm.Model, origins: Origins, graphs: Sequence[Variable], reader: str
+) -> None:
     for name in origins.hidden(graphs, model.free_RVs).values():
         if not origins.is_declared(name):
-            refuse_hidden(name)
+            refuse_hidden(name, reader)
 
 
 def _record_axis(
@@ -203,6 +254,7 @@ def _record_axis(
     dims: Sequence[str | None] | None,
     n: int,
     record_dims: frozenset[str],
+    reader: str,
 ) -> int:
     """The axis of private data that records are along. That there is one is all that their shape says."""
     named = dims or (None,) * values.ndim
@@ -222,7 +274,7 @@ def _record_axis(
             "of the axes only happens to be as long."
         )
     raise UnsupportedModelError(
-        f"The likelihood reads {name if name.startswith(UNNAMED) else repr(name)}, of "
+        f"{reader} reads {name if name.startswith(UNNAMED) else repr(name)}, of "
         + (f"dimensions {list(dims)}" if dims else f"shape {values.shape}")
         + ", which has no row per record. Data of people need one, along the dimension of the observed variable. What holds nobody's data (knots, "
         "constants, a price list) is declared with `public=[...]`, by the name that it has here; single numbers may also "

@@ -17,7 +17,7 @@ from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.made_up import made_up_rows
 from pymc_dp.likelihood.outcomes import Outcomes
 from pymc_dp.likelihood.parameters import ParameterSpace
-from pymc_dp.likelihood.records import RecordLikelihood
+from pymc_dp.likelihood.records import RecordFunction
 
 _RECORDS = 256
 """So many are made up: half of the others changed at once show in a mean, five in 256 in a count."""
@@ -31,7 +31,7 @@ _KINDS = ("copy", "nan", "noise", "infinite", "extreme")
 Rows = list[NDArray[Any]]
 
 
-def check_separability(parameters: ParameterSpace, likelihood: RecordLikelihood) -> None:
+def check_separability(parameters: ParameterSpace, likelihood: RecordFunction) -> None:
     """Refuse a likelihood whose terms are not functions of one record each.
 
     Two checks on made-up records, each of which catches what the other cannot:
@@ -58,7 +58,7 @@ def check_separability(parameters: ParameterSpace, likelihood: RecordLikelihood)
         _compare_alone(likelihood, points[:2], rows)
 
 
-def _with_outcomes(model: pm.Model, likelihood: RecordLikelihood, rows: Rows) -> Rows:
+def _with_outcomes(model: pm.Model, likelihood: RecordFunction, rows: Rows) -> Rows:
     """The same made-up records, with outcomes that the model itself predicts for them, if it can."""
     roles = likelihood.roles
     try:
@@ -74,7 +74,7 @@ def _same(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
 
 
 _COUPLED = (
-    "The log-likelihood term of a record depends on other records too ({how}), so replacing one "
+    "{what} term of a record depends on other records too ({how}), so replacing one "
     "person would change more than one term and no noise would be calibrated to that. Look for means, "
     "standard deviations, maxima, ranks, cumulative sums or lags computed inside the model: compute "
     "them from public knowledge, or make them parameters."
@@ -82,7 +82,7 @@ _COUPLED = (
 
 
 def _probe_rows(
-    likelihood: RecordLikelihood,
+    likelihood: RecordFunction,
     points: Sequence[NDArray[np.float64]],
     rows: Rows,
     rng: np.random.Generator,
@@ -100,11 +100,11 @@ def _probe_rows(
             after = likelihood.evaluate_rows(theta, changed)
             if not _same(before[~hit], after[~hit]):
                 raise UnsupportedModelError(
-                    _COUPLED.format(how="changing some records moved others")
+                    _COUPLED.format(what=likelihood.what, how="changing some records moved others")
                 )
-    if not np.isfinite(known).any():
+    if not np.isfinite(known).any(axis=(0, 1)).all():
         raise UnsupportedModelError(
-            "The log-likelihood of made-up records is infinite or undefined wherever it was tried, "
+            f"{likelihood.what} of made-up records is infinite or undefined wherever it was tried, "
             "so it cannot be checked. Give `initval` to the free variables; give a `pm.CustomDist` a `random` "
             "or a `dist`, by which outcomes can be made up."
         )
@@ -133,7 +133,7 @@ def _overwrite(
 
 
 def _compare_alone(
-    likelihood: RecordLikelihood, points: Sequence[NDArray[np.float64]], rows: Rows
+    likelihood: RecordFunction, points: Sequence[NDArray[np.float64]], rows: Rows
 ) -> None:
     axes = [leaf.axis for leaf in likelihood.roles.record_data]
     for point in points:
@@ -146,5 +146,8 @@ def _compare_alone(
         ]
         if not np.allclose(np.concatenate(alone), together, rtol=1e-6, atol=1e-9, equal_nan=True):
             raise UnsupportedModelError(
-                _COUPLED.format(how="a record alone does not have the term it has among others")
+                _COUPLED.format(
+                    what=likelihood.what,
+                    how="a record alone does not have the term it has among others",
+                )
             )

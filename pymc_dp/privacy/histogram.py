@@ -51,11 +51,13 @@ class PrivateHistogram:
     released : ndarray, shape (bins,)
         `counts`.
     sd : float
+    seen : bool
+        Whether units of any size but 0 stand out of the noise. If not, what is read off them means nothing.
     """
 
     def __init__(self, counts: NDArray[np.float64], sd: float, bins_per_octave: int):
         self.released, self.sd = counts, sd
-        self._first, self._counts = _significant_range(counts, sd, bins_per_octave)
+        self._first, self._counts, self.seen = _significant_range(counts, sd, bins_per_octave)
         self._edges = self.edges(bins_per_octave)
 
     @staticmethod
@@ -227,18 +229,19 @@ def bin_counts(sizes: NDArray[np.float64], bins_per_octave: int) -> NDArray[np.i
 
 def _significant_range(
     counts: NDArray[np.float64], sd: float, bins_per_octave: int
-) -> tuple[int, NDArray[np.float64]]:
-    """The bins from the first to the last that stand out; each holds one unit at least.
+) -> tuple[int, NDArray[np.float64], bool]:
+    """The bins from the first to the last that stand out, each holding one unit at least; and whether any does.
 
     Units without size, as where a covariate is 0, are in the first bin of all, and tell nothing of the others' sizes: it
     is left out if there are others.
     """
     seen = 1 + np.flatnonzero(counts[1:] > _ON_ITS_OWN * sd)
-    if len(seen) == 0:
+    some = len(seen) > 0
+    if not some:
         widths = {1, bins_per_octave}
         sums = [np.convolve(counts[1:], np.ones(k), "valid") / math.sqrt(k) for k in widths]
         highest = max(sums, key=np.max)
-        start, some = 1 + int(np.argmax(highest)), highest.max() > _RATHER_THAN_NONE * sd
+        start, some = 1 + int(np.argmax(highest)), bool(highest.max() > _RATHER_THAN_NONE * sd)
         inside = counts[start : start + bins_per_octave]
         seen = np.array([start + np.argmax(inside) if some else np.argmax(counts)])
     first, last = int(seen[0]), int(seen[-1])
@@ -251,4 +254,4 @@ def _significant_range(
     while first > 1 and counts[first - 1] > _SIGNIFICANT * sd:
         first -= 1
     kept = counts[first : last + 1]
-    return first, np.where(kept > _SIGNIFICANT * sd, kept, np.clip(kept, 1.0, sd))
+    return first, np.where(kept > _SIGNIFICANT * sd, kept, np.clip(kept, 1.0, sd)), some

@@ -262,6 +262,7 @@ def test_what_asks_the_data_beside_a_sampler_refuses():
     )
     asks = [
         lambda: dp.compare({"a": (model, draws), "b": (model, draws)}, epsilon=1.0, delta=0),
+        lambda: dp.average(draws, model, "y", epsilon=1.0, delta=0),
         lambda: dp.check_predictions(
             draws, model, {"mean": (np.mean, (-1, 1))}, epsilon=1.0, delta=0
         ),
