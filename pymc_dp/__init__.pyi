@@ -5,6 +5,7 @@ from ._version import __version__
 from .assessment.checking import PredictionChecks, check_predictions
 from .assessment.compare import Comparison, Difference, compare
 from .assessment.plots import plot_checks, plot_prior_posterior
+from .assessment.sandwich import Sandwich, sandwich
 from .combination import combine
 from .evidence.audit import audit
 from .evidence.expected import ExpectedPrivacyShift, expected_privacy_shift
@@ -75,6 +76,7 @@ __all__ = [
     "PrivacyReport",
     "RandomizedResponse",
     "ReleasedStatistic",
+    "Sandwich",
     "ShardError",
     "Shards",
     "Tradeoff",
@@ -103,6 +105,7 @@ __all__ = [
     "privacy_report",
     "release",
     "sample",
+    "sandwich",
     "statistics",
     "tradeoff",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import xarray as xr
+from numpy.typing import NDArray
 from pytensor.graph.replace import clone_replace
 
 from pymc_dp.assessment.paid import OwnRecords
@@ -25,7 +26,7 @@ from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.linalg import as_vectors, clip
 from pymc_dp.privacy.clipping import in_silence
-from pymc_dp.records.queries import Units, Vector
+from pymc_dp.records.queries import Query, Units, Vector
 from pymc_dp.unconstrained import unconstrained
 
 _MOST_DRAWS = 1000
@@ -49,6 +50,35 @@ def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Ve
     PrivacyConfigurationError
         If a free variable is missing, or hardly a draw is inside the support.
     """
+    many = posterior.sizes["chain"] * posterior.sizes["draw"]
+    some = np.unique(np.linspace(0, many - 1, min(many, _MOST_DRAWS)).round().astype(int))
+    found = theta_of(parameters, posterior, some)
+    inside = found[np.isfinite(found).all(axis=1)]
+    if len(inside) < 2:
+        raise PrivacyConfigurationError(
+            "The draws of `idata` are not inside the support of the model's parameters. Are they of this model?"
+        )
+    return np.asarray(inside)
+
+
+def theta_of(
+    parameters: ParameterSpace, posterior: xr.Dataset, some: NDArray[np.int64]
+) -> Vector:
+    """θ of some draws, shape (some, d): not finite at the edge of the support.
+
+    Parameters
+    ----------
+    parameters : ParameterSpace
+    posterior : Dataset
+        Of dimensions (chain, draw, ...).
+    some : ndarray of int64
+        Their places, chain after chain.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If a free variable is missing or has another shape.
+    """
     model = parameters.model
     given = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
     rv_of = {value: rv for rv, value in model.rvs_to_values.items()}
@@ -65,22 +95,14 @@ def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Ve
         on_unused_input="ignore",
     )
     draws = draws_of(posterior, [rv.name for rv in given])
-    many = posterior.sizes["chain"] * posterior.sizes["draw"]
-    some = np.unique(np.linspace(0, many - 1, min(many, _MOST_DRAWS)).round().astype(int))
     columns = [np.asarray(draws[rv.name], rv.type.dtype)[some] for rv in given]
     try:
         with np.errstate(all="ignore"):  # of draws at the edge of their support
-            found = np.array([function(*one) for one in zip(*columns, strict=True)])
+            return np.array([function(*one) for one in zip(*columns, strict=True)])
     except (TypeError, ValueError):
         raise PrivacyConfigurationError(
             "The draws of `idata` do not have the shapes of the model's parameters. Are they of this model?"
         ) from None
-    inside = found[np.isfinite(found).all(axis=1)]
-    if len(inside) < 2:
-        raise PrivacyConfigurationError(
-            "The draws of `idata` are not inside the support of the model's parameters. Are they of this model?"
-        )
-    return np.asarray(inside)
 
 
 def optimism(theta: Vector, log_public: PublicLogDensity) -> float:
@@ -170,27 +192,34 @@ class Contrasts:
 
 @dataclass(frozen=True, eq=False)
 class Squares:
-    """Products of a unit's clipped contrasts, as a vector: its norm is the square of theirs.
+    r"""Products :math:`v v^\top` of the entries of a unit's clipped vector, as a vector: its norm is the square of theirs.
 
     Parameters
     ----------
-    of : Contrasts
+    of : Query
+        Whose terms are vectors.
     bound : float
         That they are clipped to.
+
+    Notes
+    -----
+    No two units' terms have a negative inner product: it is :math:`(v^\top v')^2`.
     """
 
-    of: Contrasts
+    of: Query
     bound: float
+    acute = True
 
     @property
     def dimension(self) -> int:
-        """K (k + 1) / 2 of k contrasts."""
-        return self.of.dimension * (self.of.dimension + 1) // 2
+        """K (k + 1) / 2 of vectors of k entries."""
+        k = self.of.dimension or 1
+        return k * (k + 1) // 2
 
-    def terms(self, records: PredictiveRecords, units: Units | None = None) -> Iterator[Vector]:
+    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.Query`. All units."""
         for chunk in self.of.terms(records):
-            clipped = clip(chunk, self.bound)
+            clipped = clip(np.asarray(chunk), self.bound)
             yield as_vectors(clipped[:, :, None] * clipped[:, None, :])
 
 
