@@ -58,8 +58,9 @@ _OF_SIZES, _OF_UNITS = 0.2, 0.01
 _BEYOND = 3.0
 """So many times d z units are clipped, z the noise's sd in the squares / sensitivity: in every direction noise is then √2 z b², and what
 clipping takes, of scores that exceed their bound b by a quarter, about as much."""
-_TOLD = 3.0
-"""In sds of the noise, from which on a parameter is named."""
+_TOLD, _OFF = 3.0, 0.1
+"""A parameter is named if its variance is further from the model's than so many sds of the noise, and this part of it: an error of 5 % in
+a width is within that of the information, which the run has measured with noise too."""
 _TITLE = "Widths of the model's intervals, and of intervals that the records ask for"
 
 
@@ -122,8 +123,8 @@ class Sandwich:
     @property
     def finding(self) -> str:
         """In plain words, which of the model's intervals are too narrow."""
-        off = (self.seen - 1) / np.maximum(self.seen_sd, 1e-12)
-        wide, small = off > _TOLD, off < -_TOLD
+        off, hidden = self.seen - 1, _TOLD * self.seen_sd + _OFF
+        wide, small = off > hidden, off < -hidden
         said = "Nothing that was seen says that the model's own intervals are too narrow."
         if wide.any():
             named = ", ".join(
