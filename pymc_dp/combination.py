@@ -162,7 +162,9 @@ def combine(
         **({"privacy_law": found.law} if effects == "fixed" else {}),
     }
     groups = {
-        "posterior": as_variables(compiled, first.groups["posterior"], json.loads(attrs["privacy_variables"]))(found.draws),
+        "posterior": as_variables(
+            compiled, first.groups["posterior"], json.loads(attrs["privacy_variables"])
+        )(found.draws),
         "sample_stats": _statistics(attrs, draws, chains),
     }
     return release(from_groups(groups, attrs, like=next(iter(results.values()))))

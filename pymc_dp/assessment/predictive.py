@@ -61,9 +61,7 @@ def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Ve
     return np.asarray(inside)
 
 
-def theta_of(
-    parameters: ParameterSpace, posterior: xr.Dataset, some: NDArray[np.int64]
-) -> Vector:
+def theta_of(parameters: ParameterSpace, posterior: xr.Dataset, some: NDArray[np.int64]) -> Vector:
     """θ of some draws, shape (some, d): not finite at the edge of the support.
 
     Parameters

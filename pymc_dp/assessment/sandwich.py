@@ -44,7 +44,7 @@ from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import Gradient
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.report.tables import as_html, as_text
-from pymc_dp.results import released
+from pymc_dp.results import identify, released
 from pymc_dp.surrogate.normal.bounds import (
     BINS_PER_OCTAVE,
     number_beyond,
@@ -81,6 +81,8 @@ class Sandwich:
         To which units' scores were clipped, in coordinates in which the draws are white.
     draws : Dataset
         Of all variables, with sandwich widths.
+    run : str
+        Name of the run that made the draws, for its report.
     guarantee : Guarantee
         Of this release alone; the draws that it was made from have their own.
     """
@@ -93,6 +95,7 @@ class Sandwich:
     seen_sd: NDArray[np.float64]
     bound: float
     draws: xr.Dataset
+    run: str
     guarantee: Guarantee
 
     @property
@@ -116,8 +119,8 @@ class Sandwich:
         for name, (mean, model, sandwich, misfit, noise) in zip(
             self.parameters, self.table.to_numpy(), strict=True
         ):
-            numbers = f"{mean:.4g}", f"{model:.3g}", f"{sandwich:.3g}", f"{misfit:.2f}", f"{noise:.2f}"
-            rows.append((name, *numbers))  # fmt: skip
+            sds = f"{model:.3g}", f"{sandwich:.3g}"
+            rows.append((name, f"{mean:.4g}", *sds, f"{misfit:.2f}", f"{noise:.2f}"))
         return rows
 
     @property
@@ -147,15 +150,17 @@ class Sandwich:
     @property
     def statement(self) -> str:
         """How to read the table, and what is promised."""
-        promise = (
-            f"This is {self.guarantee.promise}, beside what the draws themselves cost: both costs add up."
-            if self.guarantee.valid
-            else "NOT PRIVATE: the noise was insecure. Neither the table nor its draws must be released."
-        )
         return (
             f"{self.finding} Wider intervals do not make a wrong model right: they are of the parameters with which it comes "
-            f"nearest to the records. {promise}"
+            f"nearest to the records. {self.promise}"
         )
+
+    @property
+    def promise(self) -> str:
+        """What it has cost."""
+        if not self.guarantee.valid:
+            return "NOT PRIVATE: the noise was insecure. Neither the table nor its draws must be released."
+        return f"This is {self.guarantee.promise}, beside what the draws themselves cost: both costs add up."
 
     def __str__(self) -> str:
         return as_text(_TITLE, self.rows) + "\n\n" + self.statement
@@ -281,6 +286,7 @@ def sandwich(
         seen_sd=sd * np.sum(share**2, axis=0),
         bound=bound,
         draws=draws,
+        run=f"{identify(groups).privacy_run:016x}",
         guarantee=payment.guarantee,
     )
 

@@ -73,7 +73,9 @@ def noisy():
 
 def by_hand(model, mean, unit=None):
     """Information and squares of scores of a Poisson regression."""
-    x, y = (leaf.values for leaf in sorted(model.roles.record_data, key=lambda leaf: leaf.name != "x"))
+    x, y = (
+        leaf.values for leaf in sorted(model.roles.record_data, key=lambda leaf: leaf.name != "x")
+    )
     X = np.column_stack([np.ones(len(x)), x])
     mu = np.exp(X @ mean)
     scores = (y - mu)[:, None] * X
@@ -123,7 +125,9 @@ def test_noise_in_the_draws_is_kept_and_not_scaled(noisy):
     before = covariance(groups_of(idata)["posterior"])
     H = np.linalg.solve(law.J + law.S, law.J)
     expected = before + before @ H.T @ (M - law.J) @ H @ before
-    np.testing.assert_allclose(covariance(found.draws), expected, rtol=0.02, atol=0.02 * expected.max())
+    np.testing.assert_allclose(
+        covariance(found.draws), expected, rtol=0.02, atol=0.02 * expected.max()
+    )
 
 
 def test_several_records_of_a_unit_count_together():
@@ -211,7 +215,9 @@ def test_scores_in_some_directions_are_those_of_a_unit_alone(wrong):
     of = Gradient(np.array([0.5, 0.5]), W)
     assert of.dimension == 1
     (terms,) = of.terms(LocalRecords(model, derivatives=1))
-    x, y = (leaf.values for leaf in sorted(model.roles.record_data, key=lambda leaf: leaf.name != "x"))
+    x, y = (
+        leaf.values for leaf in sorted(model.roles.record_data, key=lambda leaf: leaf.name != "x")
+    )
     residual = y - np.exp(0.5 + 0.5 * x)
     np.testing.assert_allclose(terms[:, 0], residual * (0.1 + 0.2 * x), rtol=1e-9, atol=1e-9)
 
@@ -269,6 +275,18 @@ def test_noise_that_is_insecure_is_said_to_be(noisy):
     assert "NOT PRIVATE" in str(found)
 
 
+def test_a_report_says_what_was_found_and_what_it_cost(noisy, wrong):
+    model, idata = noisy
+    found = dp.sandwich(idata, model, epsilon=1.0, delta=1e-5)
+    report = dp.privacy_report(idata, sandwich=found)
+    assert found.finding in str(report)
+    assert "(1, 1e-05)-differentially private" in report.misfit
+    assert found.finding in report.to_html()
+    assert dp.privacy_report(idata).misfit == ""
+    with pytest.raises(dp.PrivacyConfigurationError, match="of other draws"):
+        dp.privacy_report(wrong[1], sandwich=found)
+
+
 # -- what is refused ------------------------------------------------------------------------------------
 
 
@@ -293,7 +311,11 @@ def test_results_that_have_no_law_of_these_people_are_refused_before_anything_is
     refused("combined from several", with_attrs(privacy_combined="{}"), model)
     refused("carry no guarantee", with_attrs(privacy_valid=0), model)
     refused("`unit` as it was given", with_attrs(privacy_unit="one clinic"), model)
-    few = {name: group.isel(draw=slice(1), chain=slice(1)) for name, group in groups.items() if "draw" in group.dims}
+    few = {
+        name: group.isel(draw=slice(1), chain=slice(1))
+        for name, group in groups.items()
+        if "draw" in group.dims
+    }
     refused("do not tell a covariance", from_groups({**groups, **few}, attrs, like=idata), model)
     x, y = records(True)
     with pm.Model() as other:
