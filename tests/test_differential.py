@@ -693,6 +693,20 @@ def test_a_sample_of_one_parameter_does_not_tell_who_comes_or_goes(sampler, tell
     assert not tells_nothing(run, N, N + 1)["error"]
 
 
+def test_a_sandwich_does_not_tell_who_comes_or_goes(tells_nothing):
+    of = {"neighbours": "add-or-remove", "delta": 1e-3}
+    given = dp.sample(
+        40, chains=2, model=drawn("poisson", N), step=dp.DPSurrogate, family="normal", random_seed=1, cores=1,
+        progressbar=False, epsilon=1e4, **of, **FAST,
+    )  # fmt: skip
+
+    def run(n):
+        found = dp.sandwich(given, dp.compile(drawn("poisson", n), **FAST), epsilon=5.0, **of)
+        return [found, found.draws["b"].values]
+
+    assert not tells_nothing(run, N, N + 1)["error"]
+
+
 def drawn(law, n):
     with pm.Model() as model:
         x = pm.Data("x", rng(1).normal(size=n))

@@ -1,5 +1,7 @@
 """Sandwich widths: what they are without noise, sensitivity, cost, what leaves, and what is refused."""
 
+from html import escape
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -281,7 +283,7 @@ def test_a_report_says_what_was_found_and_what_it_cost(noisy, wrong):
     report = dp.privacy_report(idata, sandwich=found)
     assert found.finding in str(report)
     assert "(1, 1e-05)-differentially private" in report.misfit
-    assert found.finding in report.to_html()
+    assert escape(found.finding) in report.to_html()
     assert dp.privacy_report(idata).misfit == ""
     with pytest.raises(dp.PrivacyConfigurationError, match="of other draws"):
         dp.privacy_report(wrong[1], sandwich=found)
