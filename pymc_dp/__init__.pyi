@@ -7,6 +7,7 @@ from .assessment.checking import PredictionChecks, check_predictions
 from .assessment.compare import Comparison, Difference, compare
 from .assessment.plots import plot_checks, plot_prior_posterior
 from .assessment.quantities import Average
+from .assessment.sandwich import Sandwich, sandwich
 from .combination import combine
 from .evidence.audit import audit
 from .evidence.expected import ExpectedPrivacyShift, expected_privacy_shift
@@ -79,6 +80,7 @@ __all__ = [
     "PrivacyReport",
     "RandomizedResponse",
     "ReleasedStatistic",
+    "Sandwich",
     "ShardError",
     "Shards",
     "Tradeoff",
@@ -108,6 +110,7 @@ __all__ = [
     "privacy_report",
     "release",
     "sample",
+    "sandwich",
     "statistics",
     "tradeoff",
 ]

@@ -5,7 +5,6 @@ import logging
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,12 +14,12 @@ from scipy.stats import norm
 
 from pymc_dp._version import __version__
 from pymc_dp.checks import whole
-from pymc_dp.compat import from_groups, groups_of, lower_named_dims, root_attrs
+from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.diagnostics import Note
-from pymc_dp.exceptions import PrivacyConfigurationError, PrivacyError, refuses_from_outside
-from pymc_dp.likelihood.compilation import interpreted
+from pymc_dp.exceptions import PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.compiled import compile as compile_model
+from pymc_dp.likelihood.draws import as_variables
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.accounting import composed_epsilon, gaussian_mu
 from pymc_dp.privacy.events import Event, Gaussian, from_json, to_json
@@ -37,10 +36,6 @@ _log = logging.getLogger("pymc.dp")
 _SIGNIFICANT = 0.01
 _TOLD = 6
 """Estimates that a warning names."""
-_AGAIN = (
-    '`sample(..., step=pymc_dp.DPSurrogate, family="normal")` gives one, for another budget; other families, steps and '
-    "random effects do not."
-)
 
 
 class _Part(NamedTuple):
@@ -167,7 +162,9 @@ def combine(
         **({"privacy_law": found.law} if effects == "fixed" else {}),
     }
     groups = {
-        "posterior": _posterior(compiled, found.draws, first),
+        "posterior": as_variables(
+            compiled, first.groups["posterior"], json.loads(attrs["privacy_variables"])
+        )(found.draws),
         "sample_stats": _statistics(attrs, draws, chains),
     }
     return release(from_groups(groups, attrs, like=next(iter(results.values()))))
@@ -176,24 +173,7 @@ def combine(
 def _part(name: str, result: Any, labels: list[str]) -> _Part:
     """One of the results, if it can be multiplied."""
     attrs, groups = root_attrs(result), groups_of(result)
-    if "privacy_law" not in attrs:
-        why = "has not been released. Pass it through `pymc_dp.release(...)`."
-        if "privacy_schema_version" in attrs:
-            said = {
-                k: json.loads(attrs.get(f"privacy_{k}", "{}")) for k in ("diagnostics", "settings")
-            }
-            of = said["diagnostics"].get("family"), said["settings"].get("effects")
-            kind = ", ".join(filter(None, (attrs.get("privacy_step"), *of)))
-            why = f"has no normal law that could be multiplied: it is of {kind}. {_AGAIN}"
-        raise PrivacyError(f"{name!r} {why}")
-    if not attrs["privacy_usable"]:
-        raise PrivacyError(f"{name!r} said of itself that it is not usable. Leave it out.")
-    parameters, law = Law.from_json(attrs["privacy_law"])
-    if parameters != labels:
-        raise PrivacyError(
-            f"{name!r} has the parameters {', '.join(parameters)}; the model has {', '.join(labels)}. Names, labels, "
-            "transforms and order must be the same: give the model that was sampled."
-        )
+    law = Law.of_result(repr(name), attrs, labels)
     runs = json.loads(attrs.get("privacy_runs", "[]"))
     return _Part(
         attrs=attrs,
@@ -346,30 +326,6 @@ def _table(seen: Agreement, names: list[str], labels: list[str]) -> dict[str, An
         for i, k in enumerate(seen.read)
     }
     return {"p": seen.p, "p_largest": seen.p_largest, "parameters": parameters}
-
-
-def _posterior(compiled: CompiledModel, theta: Vector, part: _Part) -> xr.Dataset:
-    """Draws of θ as the variables of a result, with its dimensions and labels."""
-    like, covered = part.groups["posterior"], json.loads(part.attrs["privacy_variables"])
-    model = compiled.model
-    known = {v.name for v in model.unobserved_RVs} - set(compiled.roles.left_out)
-    names = [str(v) for v in like.data_vars if v in covered and v in known]
-    graphs = model.replace_rvs_by_values([model[name] for name in names])
-    outputs, point = compiled.parameters.join(graphs)
-    function = pm.compile(
-        [point], [lower_named_dims(x) for x in outputs], mode=interpreted(), on_unused_input="ignore"
-    )  # fmt: skip
-    size = theta.shape[:2]
-    found = [function(one) for one in theta.reshape(-1, theta.shape[2])]
-    arrays = [np.stack(x) for x in zip(*found, strict=True)]
-    variables = {
-        name: (like[name].dims, x.reshape(size + x.shape[1:]))
-        for name, x in zip(names, arrays, strict=True)
-    }
-    axes = {"chain": np.arange(size[0]), "draw": np.arange(size[1])}
-    labels = {name: c for name, c in like.coords.items() if name not in axes}
-    now = datetime.now(UTC).isoformat()
-    return xr.Dataset(variables, {**labels, **axes}, {**like.attrs, "created_at": now})
 
 
 def _statistics(attrs: Mapping[str, Any], draws: int, chains: int) -> xr.Dataset:

@@ -119,6 +119,7 @@ MAY_IMPORT = {
         "privacy",
         "likelihood",
         "records",
+        "surrogate",
         "steps",
         "results",
         "report",

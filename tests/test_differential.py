@@ -510,6 +510,28 @@ def test_what_is_combined_tells_nothing(relation, tells_nothing):
     assert not tells_nothing(run, 0, 1)["error"]
 
 
+@functools.cache
+def normal_draws_of(kind, relation):
+    """Released draws of a normal surrogate, which are public here."""
+    return dp.sample(
+        40, chains=2, model=compiled("everybody_else", 0, kind), step=dp.DPSurrogate, family="normal",
+        neighbours=relation, random_seed=1, cores=1, progressbar=False, epsilon=50.0, delta=1e-3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "relation", "kind"), BOTH)
+def test_a_sandwich_tells_nothing(name, relation, kind, tells_nothing):
+    given = normal_draws_of(kind, relation)
+
+    def run(which):
+        ledger = dp.PrivacyLedger(epsilon=9.0, delta=1e-3, neighbours=relation)
+        model = compiled(name, which, kind)
+        found = dp.sandwich(given, model, neighbours=relation, ledger=ledger, epsilon=5.0)
+        return [found, *(x.values for x in found.draws.data_vars.values()), ledger]
+
+    assert not tells_nothing(run, 0, 1)["error"]
+
+
 def test_a_prediction_tells_nothing(tells_nothing):
     given = draws_of("rows")
 
@@ -686,6 +708,20 @@ def test_a_sample_of_one_parameter_does_not_tell_who_comes_or_goes(sampler, tell
             neighbours="add-or-remove", **settings, **FAST,
         )  # fmt: skip
         return [result, dp.privacy_report(result, ledger=ledger), ledger]
+
+    assert not tells_nothing(run, N, N + 1)["error"]
+
+
+def test_a_sandwich_does_not_tell_who_comes_or_goes(tells_nothing):
+    of = {"neighbours": "add-or-remove", "delta": 1e-3}
+    given = dp.sample(
+        40, chains=2, model=drawn("poisson", N), step=dp.DPSurrogate, family="normal", random_seed=1, cores=1,
+        progressbar=False, epsilon=1e4, **of, **FAST,
+    )  # fmt: skip
+
+    def run(n):
+        found = dp.sandwich(given, dp.compile(drawn("poisson", n), **FAST), epsilon=5.0, **of)
+        return [found, found.draws["b"].values]
 
     assert not tells_nothing(run, N, N + 1)["error"]
 

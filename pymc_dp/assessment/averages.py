@@ -11,7 +11,7 @@ import xarray as xr
 from numpy.typing import ArrayLike
 
 from pymc_dp.assessment.paid import Payment
-from pymc_dp.assessment.predictive import posterior_and_model, thetas
+from pymc_dp.assessment.predictive import posterior_and_model, theta_of
 from pymc_dp.assessment.quantities import Average, Quantities
 from pymc_dp.assessment.standing import Learnt, People, Standing, learn, look_roughly
 from pymc_dp.exceptions import PrivacyConfigurationError, refuses_from_outside
@@ -194,7 +194,7 @@ def average(
     with doing("Compiling what is averaged"):
         quantities = Quantities(compiled, asked)
     posterior = _thinned(groups["posterior"], quantities.numbers)
-    theta = thetas(compiled.parameters, posterior)
+    theta = theta_of(compiled.parameters, posterior)
     inside = np.isfinite(theta).all(axis=1)
     with doing("Averaging"), np.errstate(all="ignore"):
         found = _found(quantities, theta[inside], payment, over == "population")

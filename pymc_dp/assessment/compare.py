@@ -220,8 +220,8 @@ def compare(
     which chooses a bound B, the sum of the clipped :math:`c_i`, and that of their products, for a standard error.
     What densities gain by being those of the people whom the draws were made from is taken off, at no cost.
 
-    **Neighbouring relation**: `neighbours`. **Sensitivity**: in L2 norm κB of the sum, κB² of the products
-    (κ = 2 if a unit is replaced, 1 if it comes or goes), √κ of the histogram. **Guarantee**: (ε, δ)-DP,
+    **Neighbouring relation**: `neighbours`. **Sensitivity**: in L2 norm κB of the sum, √κ B² of the products, of which no
+    two have a negative inner product (κ = 2 if a unit is replaced, 1 if it comes or goes), √κ of the histogram. **Guarantee**: (ε, δ)-DP,
     one Gaussian release divided up on the way by :class:`~pymc_dp.privacy.filter.PrivacyFilter` (Smith and
     Thakurta, 2022, Theorem 1), given the draws, which have guarantees of their own.
 

@@ -25,7 +25,7 @@ from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.linalg import as_vectors, clip
 from pymc_dp.privacy.clipping import in_silence
-from pymc_dp.records.queries import Units, Vector
+from pymc_dp.records.queries import Query, Units, Vector
 from pymc_dp.unconstrained import unconstrained
 
 _MOST_DRAWS = 1000
@@ -51,17 +51,25 @@ def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Ve
     """
     many = posterior.sizes["chain"] * posterior.sizes["draw"]
     some = np.unique(np.linspace(0, many - 1, min(many, _MOST_DRAWS)).round().astype(int))
-    found = thetas(parameters, posterior, some)
+    found = theta_of(parameters, posterior, some)
     return found[np.isfinite(found).all(axis=1)]
 
 
-def thetas(parameters: ParameterSpace, posterior: xr.Dataset, some: Any = slice(None)) -> Vector:
-    """θ of draws, or of some of them, shape (draws, d): not finite at the edge of the support.
+def theta_of(parameters: ParameterSpace, posterior: xr.Dataset, some: Any = slice(None)) -> Vector:
+    """θ of draws, or of some of them, shape (some, d): not finite at the edge of the support.
+
+    Parameters
+    ----------
+    parameters : ParameterSpace
+    posterior : Dataset
+        Of dimensions (chain, draw, ...).
+    some : slice or ndarray of int64, optional
+        Their places, chain after chain.
 
     Raises
     ------
     PrivacyConfigurationError
-        As :func:`unconstrained_draws`.
+        If a free variable is missing or has another shape, or hardly a draw is inside the support.
     """
     model = parameters.model
     given = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
@@ -181,7 +189,7 @@ class Contrasts:
 
 @dataclass(frozen=True, eq=False)
 class Squares:
-    """Products of a unit's clipped contrasts, as a vector: its norm is the square of theirs.
+    r"""Products :math:`v v^\top` of the entries of a unit's clipped vector, as a vector: its norm is the square of theirs.
 
     Parameters
     ----------
@@ -189,20 +197,26 @@ class Squares:
         Whose terms are vectors.
     bound : float
         That they are clipped to.
+
+    Notes
+    -----
+    No two units' terms have a negative inner product: it is :math:`(v^\top v')^2`.
     """
 
-    of: Any
+    of: Query
     bound: float
+    acute = True
 
     @property
     def dimension(self) -> int:
-        """K (k + 1) / 2 of k contrasts."""
-        return int(self.of.dimension * (self.of.dimension + 1) // 2)
+        """K (k + 1) / 2 of vectors of k entries."""
+        k = self.of.dimension or 1
+        return k * (k + 1) // 2
 
-    def terms(self, records: PredictiveRecords, units: Units | None = None) -> Iterator[Vector]:
+    def terms(self, records: Any, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.Query`. All units."""
         for chunk in self.of.terms(records):
-            clipped = clip(chunk, self.bound)
+            clipped = clip(np.asarray(chunk), self.bound)
             yield as_vectors(clipped[:, :, None] * clipped[:, None, :])
 
 

@@ -225,7 +225,7 @@ def learn(
 ) -> Learnt:
     r"""Release sums of where units stand, of products of that, and of what it depends on the draw by.
 
-    **Sensitivity**: in L2 norm κB of the first, κB² of the second, κ times a bound of their own of the third; √κ of two
+    **Sensitivity**: in L2 norm κB of the first, :math:`\sqrt\kappa B^2` of the second, κ times a bound of their own of the third; √κ of two
     histograms that bounds are chosen from.
 
     Parameters

@@ -95,7 +95,7 @@ class Gradient:
     Parameters
     ----------
     theta : ndarray, shape (d,)
-    W : ndarray, shape (d, d), optional
+    W : ndarray, shape (d, k), optional
         Coordinates :math:`\theta + W u`. Default: those of θ.
     tempering : float
         T; with coordinates only.
@@ -108,8 +108,8 @@ class Gradient:
 
     @property
     def dimension(self) -> int:
-        """D."""
-        return len(self.theta)
+        """K, or d without coordinates."""
+        return len(self.theta) if self.W is None else self.W.shape[1]
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""

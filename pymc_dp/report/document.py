@@ -76,6 +76,8 @@ class PrivacyReport(Facts):
         ``delta`` and the number of ``runs``.
     remark : str
         What has to be known of the draws before they are used; empty if nothing.
+    misfit : str
+        What :func:`~pymc_dp.sandwich` found of the model, in plain words, and at which cost; empty if it was not asked.
     """
 
     @property
@@ -109,6 +111,8 @@ class PrivacyReport(Facts):
             )
         if self.remark:
             rows.insert(2, ("Beware", self.remark))
+        if self.misfit:
+            rows.append(("If the model is wrong", self.misfit))
         if self.account is not None:
             rows.append(("Account", account(self.account)))
         rows += [("Releases", f"{e.count:,} {describe(e)}") for e in self.releases]
@@ -175,6 +179,7 @@ class PrivacyReport(Facts):
             "added": list(self.added),
             "account": self.account and dict(self.account),
             "remark": self.remark,
+            "misfit": self.misfit,
         }
         return json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -227,7 +232,9 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> PrivacyReport:
+def privacy_report(
+    idata: Any, *, ledger: PrivacyLedger | None = None, sandwich: Any = None
+) -> PrivacyReport:
     """What a released result guarantees, for people who have to answer for it.
 
     Parameters
@@ -237,6 +244,8 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
     ledger : PrivacyLedger, optional
         The account that the run was charged to. The report then says what all runs about these
         data cost together, as of now.
+    sandwich : Sandwich, optional
+        What :func:`~pymc_dp.sandwich` found of these draws: the report then says which intervals are too narrow.
 
     Returns
     -------
@@ -248,7 +257,7 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
     PrivacyError
         If `idata` has not been through :func:`~pymc_dp.release`.
     PrivacyConfigurationError
-        If `ledger` has no such run.
+        If `ledger` has no such run, or `sandwich` is of another.
     """
     attrs, groups = root_attrs(idata), groups_of(idata)
     if "privacy_schema_version" not in attrs:
@@ -261,6 +270,10 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
     runs = set(json.loads(attrs.get("privacy_runs", "[]")))
     if not (runs or post_processing):
         runs = {f"{identify(groups).privacy_run:016x}"}
+    if sandwich is not None and sandwich.run not in runs:
+        raise PrivacyConfigurationError(
+            "`sandwich` is of other draws. Give what `pymc_dp.sandwich` found of these."
+        )
     host = groups["posterior"].attrs
     software = {"pymc-dp": str(attrs["pymc_dp_version"])}
     if "inference_library" in host:
@@ -294,6 +307,7 @@ def privacy_report(idata: Any, *, ledger: PrivacyLedger | None = None) -> Privac
         added=() if post_processing else tuple(not_covered(attrs, groups)),
         account=None if ledger is None else _account(ledger, runs),
         remark=on_still_chains(still, groups["sample_stats"].sizes["chain"]) if still else "",
+        misfit="" if sandwich is None else f"{sandwich.finding} {sandwich.promise}",
     )
 
 

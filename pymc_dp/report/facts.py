@@ -32,3 +32,4 @@ class Facts:
     added: tuple[str, ...] = ()
     account: Mapping[str, float] | None = None
     remark: str = ""
+    misfit: str = ""

@@ -11,13 +11,14 @@ so where the likelihood is normal and J known.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from pymc_dp.exceptions import PrivacyError
 from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.linalg import Vector, floored, positive
 
@@ -25,6 +26,10 @@ _STEPS = 60
 """Newton steps to a law's mode, at most: twelve are many."""
 _LONGEST = 5.0
 """Of such a step, in the law's sds: the prior may be anything but quadratic."""
+_AGAIN = (
+    '`sample(..., step=pymc_dp.DPSurrogate, family="normal")` gives one, for another budget; other families, steps and '
+    "random effects do not."
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,45 @@ class Law:
         said = json.loads(text)
         parameters = said.pop("parameters")
         return parameters, cls(**{name: np.array(x) for name, x in said.items()})
+
+    @classmethod
+    def of_result(cls, name: str, attrs: Mapping[str, Any], parameters: Sequence[str]) -> "Law":
+        """The law that a released result carries.
+
+        Parameters
+        ----------
+        name : str
+            Of the result, for messages.
+        attrs : mapping
+            The result's attributes.
+        parameters : sequence of str
+            Names that the law has to be of.
+
+        Raises
+        ------
+        PrivacyError
+            If there is none, if the result is not usable, or if the parameters are others.
+        """
+        if "privacy_law" not in attrs:
+            why = "has not been released. Pass it through `pymc_dp.release(...)`."
+            if "privacy_schema_version" in attrs:
+                said = {
+                    k: json.loads(attrs.get(f"privacy_{k}", "{}"))
+                    for k in ("diagnostics", "settings")
+                }
+                of = said["diagnostics"].get("family"), said["settings"].get("effects")
+                kind = ", ".join(filter(None, (attrs.get("privacy_step"), *of)))
+                why = f"has no normal law of its likelihood: it is of {kind}. {_AGAIN}"
+            raise PrivacyError(f"{name} {why}")
+        if not attrs["privacy_usable"]:
+            raise PrivacyError(f"{name} said of itself that it is not usable. Leave it out.")
+        found, law = cls.from_json(attrs["privacy_law"])
+        if found != list(parameters):
+            raise PrivacyError(
+                f"{name} has the parameters {', '.join(found)}; the model has {', '.join(parameters)}. Names, labels, "
+                "transforms and order must be the same: give the model that was sampled."
+            )
+        return law
 
 
 @dataclass(frozen=True)
