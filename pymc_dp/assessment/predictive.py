@@ -47,7 +47,7 @@ def unconstrained_draws(parameters: ParameterSpace, posterior: xr.Dataset) -> Ve
     Raises
     ------
     PrivacyConfigurationError
-        If a free variable is missing, or hardly a draw is inside the support.
+        As :func:`theta_of`.
     """
     many = posterior.sizes["chain"] * posterior.sizes["draw"]
     some = np.unique(np.linspace(0, many - 1, min(many, _MOST_DRAWS)).round().astype(int))
@@ -69,7 +69,7 @@ def theta_of(parameters: ParameterSpace, posterior: xr.Dataset, some: Any = slic
     Raises
     ------
     PrivacyConfigurationError
-        If a free variable is missing or has another shape, or hardly a draw is inside the support.
+        If a free variable is missing or has another shape, or no draw is inside the support.
     """
     model = parameters.model
     given = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
@@ -95,7 +95,7 @@ def theta_of(parameters: ParameterSpace, posterior: xr.Dataset, some: Any = slic
         raise PrivacyConfigurationError(
             "The draws of `idata` do not have the shapes of the model's parameters. Are they of this model?"
         ) from None
-    if np.isfinite(found).all(axis=1).sum() < 2:
+    if not np.isfinite(found).all(axis=1).any():
         raise PrivacyConfigurationError(
             "The draws of `idata` are not inside the support of the model's parameters. Are they of this model?"
         )

@@ -309,7 +309,8 @@ class _Places:
         self.mean, self.sd = self._theta.mean(axis=0), self._theta.std(axis=0)
         d = len(self.mean)
         white = (self._theta - self.mean) / np.maximum(self.sd, 1e-300)
-        if np.linalg.matrix_rank(white) < d:
+        # Their rounding is no direction.
+        if np.linalg.matrix_rank(white, tol=1e-6 * math.sqrt(len(white))) < d:
             raise PrivacyConfigurationError(
                 f"The {len(white)} draws do not tell a covariance of {d} parameters. Sample more; further ones cost nothing in the same run."
             )
