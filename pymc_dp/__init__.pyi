@@ -23,6 +23,7 @@ from .exceptions import (
 from .experimental.barker import DPBarker
 from .gibbs.step import PrivacyAwareGibbs
 from .integration import integrate_out
+from .missing import integrate_missing
 from .likelihood.compiled import CompiledModel, compile
 from .mechanisms import (
     DiscreteGaussianMechanism,
@@ -91,6 +92,7 @@ __all__ = [
     "correct_releases",
     "expected_privacy_shift",
     "experimental",
+    "integrate_missing",
     "integrate_out",
     "max_releases",
     "mmd",

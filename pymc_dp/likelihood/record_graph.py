@@ -80,8 +80,14 @@ class ObservedRows(NamedTuple):
 
 def rebuild_observed(model: pm.Model, roles: Roles, length: Variable | None = None) -> ObservedRows:
     """Put symbolic rows in place of the records, and `length` in place of their number."""
-    observed, free = list(model.observed_RVs), list(model.free_RVs)
-    values = [model.rvs_to_values[rv] for rv in observed]
+    return rebuild({rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, model, roles, length)
+
+
+def rebuild(
+    laws: Mapping[Variable, Variable], model: pm.Model, roles: Roles, length: Variable | None = None
+) -> ObservedRows:
+    """The same for any random variables of a model's free ones, with what was observed of each."""
+    observed, values, free = list(laws), list(laws.values()), list(model.free_RVs)
     rows = [_row_input(leaf, f"rows_{k}") for k, leaf in enumerate(roles.record_data)]
     parameters = {rv: rv.type(name=rv.name) for rv in free}
     row_of = {_array_of(leaf): row for leaf, row in zip(roles.record_data, rows, strict=True)}
