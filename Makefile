@@ -89,6 +89,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/ordinary_models.py
 	$(BIN)/python benchmarks/combine.py
 	$(BIN)/python benchmarks/compare_models.py
+	$(BIN)/python benchmarks/missing.py
 	$(BIN)/python benchmarks/expected_shift.py
 	$(BIN)/python benchmarks/curved_mmd.py
 	$(BIN)/python benchmarks/curved_coverage.py

@@ -23,7 +23,6 @@ from .exceptions import (
 from .experimental.barker import DPBarker
 from .gibbs.step import PrivacyAwareGibbs
 from .integration import integrate_out
-from .missing import integrate_missing
 from .likelihood.compiled import CompiledModel, compile
 from .mechanisms import (
     DiscreteGaussianMechanism,
@@ -35,6 +34,7 @@ from .mechanisms import (
     check_releases,
     correct_releases,
 )
+from .missing import integrate_missing
 from .planning import plan
 from .prediction import predict
 from .privacy.calibration import calibrate_batch_size, calibrate_noise, max_releases

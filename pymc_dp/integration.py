@@ -33,6 +33,7 @@ from pymc_dp.likelihood.unit import DECLARED_UNIT, count_records, record_dims_of
 from pymc_dp.likelihood.without import without
 from pymc_dp.quadrature import log_expectation
 
+
 class _Template(NamedTuple):
     """The likelihood of records and the effect's prior, as functions of symbolic rows and parameters.
 

@@ -9,8 +9,8 @@ takes what was seen where something was, and what it is integrated over otherwis
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -18,13 +18,21 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.distributions.distribution import PartialObservedRV
 from pymc.logprob.basic import conditional_logp
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.random.basic import BernoulliRV, CategoricalRV, LogNormalRV, NormalRV
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.checks import whole
-from pymc_dp.compat import AdvancedSubtensor, AdvancedSubtensor1, ancestors, index_axes, written
+from pymc_dp.compat import (
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    ancestors,
+    graph_inputs,
+    index_axes,
+    io_toposort,
+    written,
+)
 from pymc_dp.exceptions import (
     PrivacyConfigurationError,
     UnsupportedModelError,
@@ -83,6 +91,8 @@ class _Template(NamedTuple):
         Mean and standard deviation of those that are integrated over and normal, on the normal scale.
     rows : list of Variable
         One for each leaf.
+    effects : dict
+        What records look up in parameters by what is no gap, each a function of rows and parameters; by stand-ins for them.
     parameters : list of Variable
         All free variables that stay, in the model's order.
     """
@@ -91,13 +101,12 @@ class _Template(NamedTuple):
     values: list[Variable]
     moments: list[list[Variable]]
     rows: list[Variable]
+    effects: dict[Variable, Variable]
     parameters: list[Variable]
 
 
 @refuses_from_outside
-def integrate_missing(
-    model: pm.Model, variables: Sequence[str], *, points: int = 15
-) -> pm.Model:
+def integrate_missing(model: pm.Model, variables: Sequence[str], *, points: int = 15) -> pm.Model:
     r"""Integrate the missing values of variables out of the likelihood, record by record.
 
     Nobody is dropped, and there is no draw of what is missing. The model that is returned has the same posterior of
@@ -162,7 +171,9 @@ def integrate_missing(
             f"Integrating over {[law.name for law in laws if law.filled]} takes {nodes} nodes for each record, and at most "
             f"{_MOST_NODES} are supported. Give fewer `points`, or a model with fewer variables that may have gaps."
         )
-    others = [rv for rv in model.free_RVs if rv.name not in {f"{law.name}_unobserved" for law in laws}]
+    others = [
+        rv for rv in model.free_RVs if rv.name not in {f"{law.name}_unobserved" for law in laws}
+    ]
     _refuse_dependents(model, laws, others)
     n = len(next(law.seen for law in laws if law.seen is not None))
     dim = next((d for law in laws for d in _dims(model, law) if d), None)
@@ -215,7 +226,9 @@ def _laws(model: pm.Model, variables: list[str]) -> list[_Law]:
         if f"{rv.name.removesuffix('_unobserved')}_observed" in model.named_vars
     }
     names = [rv.name for rv in model.observed_RVs]
-    names = [x.removesuffix("_observed") if x.removesuffix("_observed") in split else x for x in names]
+    names = [
+        x.removesuffix("_observed") if x.removesuffix("_observed") in split else x for x in names
+    ]
     unknown = [x for x in variables if x not in names]
     if unknown or not variables:
         raise PrivacyConfigurationError(
@@ -263,12 +276,15 @@ def _completed(
     else:
         seen = ~np.isnan(values)
     # Within the support of most laws. No law's density is taken there, but its derivative might be undefined.
-    values = np.where(seen, values, np.array(0.5).astype(values.dtype) if values.dtype.kind == "f" else 1)
+    values = np.where(
+        seen, values, np.array(0.5).astype(values.dtype) if values.dtype.kind == "f" else 1
+    )
     if isinstance(rv.owner.op, PartialObservedRV):
         rv = rv.owner.inputs[0]
     elif hasattr(rv.owner.op, "dist_params"):
         parameters = [_unindexed(v) if split else v for v in rv.owner.op.dist_params(rv.owner)]
-        rv = rv.owner.op(*parameters, size=seen.shape)
+        node = rv.owner.op.make_node(rv.owner.inputs[0], pt.constant(seen.shape), *parameters)
+        rv = node.outputs[1]
     return rv, pt.constant(values, name=name), seen.astype(float)
 
 
@@ -289,7 +305,9 @@ def _how_many(law: _Law) -> int:
     if isinstance(op, BernoulliRV):
         return 2
     if isinstance(op, CategoricalRV):
-        with quoting_nothing(f"The number of values of {law.name!r} could not be found ({{error}})."):
+        with quoting_nothing(
+            f"The number of values of {law.name!r} could not be found ({{error}})."
+        ):
             return int(law.rv.owner.inputs[-1].shape[-1].eval())
     raise UnsupportedModelError(
         f"{law.name!r} may have missing values, and others depend on it, so it has to be `pm.Normal`, `pm.LogNormal`, "
@@ -351,9 +369,7 @@ def _template(
         public_data=(),
     )
     with quoting_nothing(f"The log-likelihood of {names} could not be derived ({{error}})."):
-        rvs, values, parameters, rows = rebuild(
-            {law.rv: law.value for law in laws}, model, roles
-        )
+        rvs, values, parameters, rows = rebuild({law.rv: law.value for law in laws}, model, roles)
         found = conditional_logp(dict(zip(rvs, values, strict=True)))
         densities = [
             # Outside a parameter's domain a record has density 0; PyMC would refuse all of them.
@@ -366,7 +382,29 @@ def _template(
             for law, rv in zip(laws, rvs, strict=True)
         ]
     kept = [p for rv, p in zip(model.free_RVs, parameters, strict=True) if rv in others]
-    return _Template(densities, values, moments, rows, kept)
+    gaps = {v for law, v in zip(laws, values, strict=True) if law.filled}
+    effects = _looked_up([*densities, *(v for pair in moments for v in pair)], set(rows), gaps)
+    stand_ins = {v: v.type() for v in effects}
+    densities = with_rows(densities, stand_ins)
+    moments = [with_rows(pair, stand_ins) for pair in moments]
+    return _Template(
+        densities, values, moments, rows, {new: v for v, new in stand_ins.items()}, kept
+    )
+
+
+def _looked_up(
+    outputs: Sequence[Variable], rows: set[Variable], gaps: set[Variable]
+) -> list[Variable]:
+    """Effects of groups, ``effect[group]``: once for a record and not for every node, as who is in which group shows then."""
+    found = []
+    for node in io_toposort(list(graph_inputs(outputs)), list(outputs)):
+        axes = index_axes(node)
+        if len(axes) != 1 or axes[0][1] != 0 or node.inputs[axes[0][0]].ndim != 1:
+            continue
+        index, above = set(ancestors([node.inputs[axes[0][0]]])), set(ancestors([node.inputs[0]]))
+        if index & rows and not index & gaps and not above & rows:
+            found.append(node.outputs[0])
+    return found
 
 
 def _log_integral(
@@ -381,6 +419,8 @@ def _log_integral(
     """Log of the integral, shape (records,)."""
     n = next(iter(seens.values())).shape[0]
     ways = math.prod(sizes.values())
+    looked_up = with_rows(list(template.effects.values()), {**known, **rows})
+    rows = {**rows, **dict(zip(template.effects, looked_up, strict=True))}
     normal = [law.name for law in laws if law.is_normal]
 
     def log_f(z: Sequence[Variable]) -> Variable:
