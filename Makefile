@@ -91,6 +91,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/compare_models.py
 	$(BIN)/python benchmarks/sandwich.py
+	$(BIN)/python benchmarks/missing.py
 	$(BIN)/python benchmarks/expected_shift.py
 	$(BIN)/python benchmarks/curved_mmd.py
 	$(BIN)/python benchmarks/curved_coverage.py

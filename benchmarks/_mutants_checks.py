@@ -1068,8 +1068,8 @@ OF_RUNS = [
         f"{PREDICTION} -k 'public_data_are_asked_for'",
     ),
     Mutant(
-        "integration.py",
-        "    gone |= {det for det in model.deterministics if gone & set(held([det]))}\n",
+        "likelihood/without.py",
+        "    gone |= {det for det in model.deterministics if gone & set(ancestors([det]))}\n",
         "",
         "An integrated model has no function of the effects",
         f"{INTEGRATE} -k 'integral or person'",

@@ -37,6 +37,7 @@ from .mechanisms import (
     check_releases,
     correct_releases,
 )
+from .missing import integrate_missing
 from .planning import plan
 from .prediction import predict
 from .privacy.calibration import calibrate_batch_size, calibrate_noise, max_releases
@@ -98,6 +99,7 @@ __all__ = [
     "correct_releases",
     "expected_privacy_shift",
     "experimental",
+    "integrate_missing",
     "integrate_out",
     "max_releases",
     "mmd",

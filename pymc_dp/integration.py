@@ -8,15 +8,11 @@ in place of them: one record per person, and no :math:`u_j`.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from pymc.logprob.basic import conditional_logp
-from pymc.model.fgraph import fgraph_from_model, model_from_fgraph
-from pytensor.gradient import disconnected_grad
 from pytensor.graph.basic import Variable
 from pytensor.tensor.random.basic import NormalRV
 
@@ -34,11 +30,8 @@ from pymc_dp.likelihood.record_graph import rebuild_observed, sum_observed
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.rows import with_rows
 from pymc_dp.likelihood.unit import DECLARED_UNIT, count_records, record_dims_of
-
-_COARSE = 4
-"""Times as many points as for the integral, to find out where a person's integrand is; no derivative is taken of them."""
-_REACH = 5.0
-"""Standard deviations on each side that points cover: beyond is less than a millionth of a normal integral."""
+from pymc_dp.likelihood.without import without
+from pymc_dp.quadrature import log_expectation
 
 
 class _Template(NamedTuple):
@@ -101,10 +94,8 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
 
     Notes
     -----
-    Evenly spaced points, around the mean of the integrand and as wide as it is: an integral of a smooth function
-    that vanishes at both ends converges faster so than any power of the spacing (Trefethen and Weideman 2014). Mean
-    and width are found by integrating coarsely, with four times as many points over the prior. They are
-    constants when derivatives are taken, as an integral does not depend on where its points are.
+    Evenly spaced points, around the mean of the person's integrand and as wide as it is: see
+    :func:`~pymc_dp.quadrature.log_expectation`.
 
     Nothing is released, and nothing is charged: it is a change of the model. The largest number of records of one
     person becomes a size in it, and is public.
@@ -134,7 +125,8 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
         of_people = list(given[1 : 1 + len(panel.leaves)])
         return _log_integral(panel, template, there, of_people, shared[len(of_people) :], points)
 
-    integrated = _without(model, u, panel)
+    gone = [u, *model.observed_RVs, *(leaf.variable for leaf in panel.leaves)]
+    integrated = without(model, gone + ([panel.person.variable] if panel.person else []))
     outcome = model.observed_RVs[0].name
     setattr(integrated, DECLARED_UNIT, person)  # all records of one are one now
     with integrated:
@@ -250,9 +242,10 @@ def _log_integral(
     moments = with_rows([template.mean, template.spread], {**shared, **dict(of_people)})
     mean, spread = (pt.broadcast_to(v, (people,))[:, None] for v in moments)
 
-    def log_integrand(nodes: Variable, points: int) -> Variable:
+    def log_f(z: Sequence[Variable]) -> Variable:
         """Of shape (people, points): a row of the records for every point of every person."""
-        known = {**shared, template.effect: nodes.ravel()}
+        points = z[0].shape[1]
+        known = {**shared, template.effect: (mean + spread * z[0]).ravel()}
         for k, (row, leaf, values) in enumerate(
             zip(template.rows, panel.leaves, data, strict=False)
         ):
@@ -266,33 +259,9 @@ def _log_integral(
         terms = terms.reshape((people, points, slots))
         # Also where everybody has as many: whether they have would tell of one who has not.
         terms = pt.switch(there[:, None] > 0.5, terms, 0.0)
-        z = (nodes - mean) / spread
-        return terms.sum(axis=2) - 0.5 * z**2 - pt.log(spread) - 0.5 * np.log(2 * np.pi)
+        return terms.sum(axis=2)
 
-    # Where the integrand is, and how wide: in the prior's own units.
-    x, spacing = _evenly(_COARSE * points + 1)
-    weight = pt.special.softmax(log_integrand(mean + spread * x, _COARSE * points + 1), axis=1)
-    centre = (weight * x).sum(axis=1, keepdims=True)
-    variance = (weight * (x - centre) ** 2).sum(axis=1, keepdims=True)
-    # Between two points nothing is known.
-    width = pt.sqrt(pt.maximum(variance, (spacing / 2) ** 2))
-    x, spacing = _evenly(points)
-    nodes = disconnected_grad(mean + spread * (centre + width * x))
-    apart = disconnected_grad((spread * width)[:, 0]) * spacing
-    return _log_sum(log_integrand(nodes, points)) + pt.log(apart)
-
-
-def _log_sum(terms: Variable) -> Variable:
-    """Log of the sum of exponentials over axis 1, without overflow in any mode of PyTensor."""
-    top = disconnected_grad(terms.max(axis=1))
-    top = pt.switch(pt.isinf(top), 0.0, top)
-    return top + pt.log(pt.exp(terms - top[:, None]).sum(axis=1))
-
-
-def _evenly(points: int) -> tuple[Variable, float]:
-    """Points from one end to the other, and how far they are apart. No array: it might be one of records."""
-    spacing = 2 * _REACH / (points - 1)
-    return pt.arange(points) * spacing - _REACH, spacing
+    return log_expectation(log_f, people, 1, points)
 
 
 def _signature(panel: Panel, dims: Sequence[int]) -> str:
@@ -302,21 +271,3 @@ def _signature(panel: Panel, dims: Sequence[int]) -> str:
         slot = k < len(panel.of_records)
         inputs.append(f"({','.join(['slot'] * slot + [f'a{k}_{i}' for i in range(ndim - slot)])})")
     return ",".join(inputs) + "->(slot)"
-
-
-def _without(model: pm.Model, u: Variable, panel: Panel) -> pm.Model:
-    """The model's priors, and what depends on them alone."""
-    gone = {u, *model.observed_RVs, *(leaf.variable for leaf in panel.leaves)}
-    if panel.person is not None:
-        gone.add(panel.person.variable)
-    held = partial(ancestors, blockers=None)
-    gone |= {det for det in model.deterministics if gone & set(held([det]))}
-    with quoting_nothing(
-        "PyMC cannot copy the model ({error}). Leave out `initval`; `dp.sample` takes `initvals=`."
-    ):
-        graph, memo = fgraph_from_model(model)
-        copies = {memo[v] for v in gone if v in memo}
-        for k in reversed(range(len(graph.outputs))):
-            if graph.outputs[k] in copies:
-                graph.remove_output(k)
-        return model_from_fgraph(graph, mutate_fgraph=True)

@@ -137,7 +137,9 @@ MAY_IMPORT = {
         "steps",
         "results",
     },
-    "integration": {"exceptions", "checks", "compat", "likelihood"},
+    "quadrature": set(),
+    "integration": {"exceptions", "checks", "compat", "likelihood", "quadrature"},
+    "missing": {"exceptions", "checks", "compat", "likelihood", "quadrature"},
     "evidence": {
         "exceptions",
         "checks",

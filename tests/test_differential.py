@@ -259,6 +259,17 @@ def counts_in_a_trial(which):
     pm.Poisson("y", mean, observed=pm.Data("Y", y, dims="person"), dims="person")
 
 
+@scenario
+def a_gap(which):
+    """The only one of a column and one of others in another, or none and another value."""
+    x, s = rng(1).normal(size=N), rng(2).integers(2, size=N).astype(float)
+    x[5], s[[5, 9]] = [np.nan, 40.0][which], [np.nan, [np.nan, 1.0][which]]
+    a, b = pm.Normal("a", 0, 1), pm.Normal("b", 0, 1)
+    x = pm.Normal("x", a, 1, observed=x)
+    s = pm.Bernoulli("s", 0.4, observed=s)
+    pm.Normal("y", a + b * x + s, 1, observed=outcome())
+
+
 OUTCOMES = {
     "a_rate_beyond_all_numbers": True,
     "a_chance_above_one": True,
@@ -275,6 +286,8 @@ PUBLIC = {"everybody_else": ["weight"], **TRIALS}
 def built(name, which):
     with pm.Model() as model:
         SCENARIOS[name](which)
+    if name == "a_gap":
+        return dp.integrate_missing(model, ["x", "s"], points=5)
     return dp.integrate_out(model, "u") if name == "an_effect_per_person" else model
 
 
@@ -347,7 +360,7 @@ def sampled(which, name, relation="substitute-one", kind="rows", sampler="penalt
 def cases():
     """Every scenario with two samplers and both relations; every sampler with some scenarios."""
     for name in SCENARIOS:
-        dear = name in ("many_groups", "an_effect_per_person", "numbers_of_a_prior")
+        dear = name in ("many_groups", "an_effect_per_person", "a_gap", "numbers_of_a_prior")
         for sampler in SAMPLERS:
             if dear and sampler in ("polynomial", "barker", "sgld", "automatic", "pure"):
                 continue

@@ -80,10 +80,18 @@ class ObservedRows(NamedTuple):
 
 def rebuild_observed(model: pm.Model, roles: Roles, length: Variable | None = None) -> ObservedRows:
     """Put symbolic rows in place of the records, and `length` in place of their number."""
-    observed = list(model.observed_RVs)
-    values = [model.rvs_to_values[rv] for rv in observed]
-    rebuilt, parameters, rows = rebuild([*observed, *values], model, roles, length)
-    return ObservedRows(rebuilt[: len(observed)], rebuilt[len(observed) :], parameters, rows)
+    return rebuild_laws(
+        {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, model, roles, length
+    )
+
+
+def rebuild_laws(
+    laws: Mapping[Variable, Variable], model: pm.Model, roles: Roles, length: Variable | None = None
+) -> ObservedRows:
+    """The same for any random variables of a model's free ones, with what was observed of each."""
+    k = len(laws)
+    rebuilt, parameters, rows = rebuild([*laws, *laws.values()], model, roles, length)
+    return ObservedRows(rebuilt[:k], rebuilt[k:], parameters, rows)
 
 
 def rebuild(

@@ -32,8 +32,8 @@ def refuse_unsupported_variables(model: pm.Model) -> None:
         if isinstance(rv.owner.op, PartialObservedRV) or (half != rv.name and half in names):
             raise UnsupportedModelError(
                 f"{rv.name.removesuffix('_unobserved').removesuffix('_observed')!r} has missing values, which PyMC "
-                "imputes as free variables, one per record. Drop such records before you build the model "
-                "(`table = table.dropna()`), or put a public constant in place of what is missing."
+                "imputes as free variables, one per record. `pymc_dp.integrate_missing(model, [...])`, with the names of "
+                "all variables that may have some, takes them out of the model and drops nobody."
             )
         if isinstance(rv.owner.op, MinibatchRandomVariable):
             raise UnsupportedModelError(
