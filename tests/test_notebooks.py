@@ -50,7 +50,7 @@ def faults(notebook):
     return found
 
 
-def test_there_are_ten_and_each_has_its_pair():
+def test_they_are_numbered_and_each_has_its_pair():
     assert [path.name[:2] for path in SOURCES] == [
         "01",
         "02",
@@ -62,6 +62,7 @@ def test_there_are_ten_and_each_has_its_pair():
         "08",
         "09",
         "10",
+        "12",
     ]
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
     assert notebooks == [source.with_suffix(".ipynb") for source in SOURCES]
