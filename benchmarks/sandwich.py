@@ -131,7 +131,7 @@ def main():
     logging.getLogger("pymc").setLevel(logging.ERROR)
     pymc_dp.steps.normal.draw = normal_draws
     pymc_dp.sampling._rehearse = lambda step, for_host: None
-    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 150
     rows = []
     for k, (name, design) in enumerate(DESIGNS.items()):
         f = cell(*design, repetitions, SEED + k)
