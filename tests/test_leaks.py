@@ -429,9 +429,9 @@ def test_outcomes_of_the_models_are_seeded_by_the_noise_source_and_by_nothing_el
 
     honest = SimulatedScores.__call__
 
-    def scores(self, theta, words):
+    def scores(self, theta, words, other=None):
         used.append(words)
-        return honest(self, theta, words)
+        return honest(self, theta, words, other)
 
     def kept(release):
         def on_record(*args, **keywords):
