@@ -62,6 +62,7 @@ def test_they_are_numbered_and_each_has_its_pair():
         "08",
         "09",
         "10",
+        "11",
         "12",
     ]
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
