@@ -140,6 +140,11 @@ def main():
             middle = [float(np.median(f[x][:, j])) for x in ("misfit", "noise")]
             rows.append([name, parameter, len(f["own"]), *means, *middle, float(f["told"].mean())])
             print(rows[-1], flush=True)
+        report(repetitions, rows)
+
+
+def report(repetitions, rows):
+    """Write the page, after every design."""
     write_report(
         "sandwich",
         "Coverage where the model is wrong",
