@@ -16,12 +16,12 @@ import numpy as np
 import pymc as pm
 from _report import write_report
 
+import pymc_dp.steps.hierarchical as hierarchical
 from pymc_dp.linalg import inverse_root
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.measurements import PaidMeasurements
-from pymc_dp.steps import hierarchical
 from pymc_dp.steps.hierarchical import HierarchicalFamily
 from pymc_dp.steps.surrogate import DPSurrogate
 from pymc_dp.surrogate.hierarchical.law import GroupLaw
