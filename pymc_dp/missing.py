@@ -32,7 +32,7 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compilation import strip_checks
-from pymc_dp.likelihood.gaps import Law, how_many, laws_of
+from pymc_dp.likelihood.gaps import ObservedLaw, how_many, laws_of
 from pymc_dp.likelihood.nodes import RecordData, quoting_nothing, values_of
 from pymc_dp.likelihood.origins import Origins
 from pymc_dp.likelihood.record_graph import rebuild_laws, sum_observed
@@ -105,7 +105,8 @@ def integrate_missing(model: pm.Model, variables: Sequence[str], *, points: int 
     UnsupportedModelError
         If a variable with gaps has another law, or the model does not split by records.
     PrivacyConfigurationError
-        If there is no such variable, or integrals would take more than 500 nodes.
+        If there is no such variable, if one that is not named has a gap, which the message tells, or if integrals would
+        take more than 500 nodes.
 
     Notes
     -----
@@ -185,7 +186,9 @@ def integrate_missing(model: pm.Model, variables: Sequence[str], *, points: int 
     return integrated
 
 
-def _refuse_dependents(model: pm.Model, laws: Sequence[Law], others: Sequence[Variable]) -> None:
+def _refuse_dependents(
+    model: pm.Model, laws: Sequence[ObservedLaw], others: Sequence[Variable]
+) -> None:
     """What is missing may reach the observed variables and nothing else that is a part of the density."""
     if model.potentials:
         raise UnsupportedModelError("`integrate_missing` takes models without a `pm.Potential`.")
@@ -197,12 +200,12 @@ def _refuse_dependents(model: pm.Model, laws: Sequence[Law], others: Sequence[Va
             )
 
 
-def _dims(model: pm.Model, law: Law) -> Sequence[str | None]:
+def _dims(model: pm.Model, law: ObservedLaw) -> Sequence[str | None]:
     return model.named_vars_to_dims.get(law.name) or ()
 
 
 def _leaves(
-    model: pm.Model, laws: Sequence[Law], n: int, dim: str | None
+    model: pm.Model, laws: Sequence[ObservedLaw], n: int, dim: str | None
 ) -> tuple[list[RecordData], list[Variable]]:
     """Data with a row per record, and all others that the likelihood reads."""
     leaves, shared = [], []
@@ -221,7 +224,7 @@ def _leaves(
 
 def _template(
     model: pm.Model,
-    laws: Sequence[Law],
+    laws: Sequence[ObservedLaw],
     leaves: Sequence[RecordData],
     others: Sequence[Variable],
     n: int,
@@ -280,7 +283,7 @@ def _looked_up(
 
 
 def _log_integral(
-    laws: Sequence[Law],
+    laws: Sequence[ObservedLaw],
     template: _Template,
     rows: Mapping[Variable, Variable],
     seens: Mapping[str, Variable],

@@ -71,6 +71,20 @@ def canned_totals(monkeypatch):
     return install
 
 
+@pytest.fixture
+def canned_releases(monkeypatch, canned_totals):
+    """Totals and counts that have nothing to do with the units, and one number for every run."""
+    canned_totals(lambda size, B, _: B * np.random.default_rng(size or 0).normal(size=size))
+
+    def counts(counts, *, noise_multiplier, permit, noise, neighbours):
+        size = len(counts())
+        permit.take(Gaussian(noise_multiplier))
+        return 100 * np.random.default_rng(5).random(size)
+
+    monkeypatch.setattr("pymc_dp.records.curator.noisy_counts", counts)
+    monkeypatch.setattr("pymc_dp.steps.run.secrets.randbits", lambda bits: 7)
+
+
 @pytest.fixture(scope="session")
 def logistic():
     return make_logistic

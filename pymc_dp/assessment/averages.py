@@ -10,7 +10,7 @@ import pymc as pm
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from pymc_dp.assessment.paid import Payment
+from pymc_dp.assessment.paid import Payment, beside_draws
 from pymc_dp.assessment.predictive import posterior_and_model, theta_of
 from pymc_dp.assessment.quantities import Average, Quantities
 from pymc_dp.assessment.standing import Learnt, People, Standing, learn, look_roughly
@@ -24,7 +24,7 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.progress import doing
-from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.report.tables import Table
 from pymc_dp.results import released
 
 _OF_UNITS = 0.01  # of the budget, where their number is private
@@ -32,11 +32,10 @@ _MOST_DRAWS, _FEWEST_DRAWS = 500, 50
 """A standard deviation of 500 draws is right to 3 %. Below 50 it would not be to 10 %."""
 _REPLICATES = 20
 """Of every draw, in intervals: each with noise and people of its own."""
-_TITLE = "Averages over the people"
 
 
-@dataclass(frozen=True)
-class Averages:
+@dataclass(frozen=True, repr=False)
+class Averages(Table):
     """Averages over people, joined to draws of the parameters. Shows as a table.
 
     Parameters
@@ -53,6 +52,8 @@ class Averages:
     guarantee : Guarantee
         Of this release alone; the draws have their own.
     """
+
+    title = "Averages over the people"
 
     draws: xr.Dataset
     table: pd.DataFrame
@@ -74,11 +75,6 @@ class Averages:
     @property
     def statement(self) -> str:
         """How to read the table, and what is promised."""
-        promise = (
-            f"The table is {self.guarantee.promise}, beside what the draws themselves cost."
-            if self.guarantee.valid
-            else "NOT PRIVATE: the noise was insecure. The table must not be released."
-        )
         unknown = ", ".join(map(str, self.table.index[~np.isfinite(self.table["sd"])]))
         lost = (
             f" Of {unknown} nothing stood out of the noise: more budget is needed."
@@ -91,16 +87,8 @@ class Averages:
         }
         return (
             f"Averages over {whom[self.over]}. The last columns are what sd is made of: noise of this release, other people, "
-            f"and parameters, with the noise of their draws.{lost} {promise}"
+            f"and parameters, with the noise of their draws.{lost} {beside_draws(self.guarantee)}"
         )
-
-    def __str__(self) -> str:
-        return as_text(_TITLE, self.rows) + "\n\n" + self.statement
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(_TITLE, self.rows) + f"<p>{self.statement}</p>"
 
 
 @refuses_from_outside

@@ -14,7 +14,7 @@ from pymc.distributions.custom import CustomDistRV
 from pymc.distributions.simulator import SimulatorRV
 from scipy import special
 
-from pymc_dp.assessment.paid import OwnRecords, Payment
+from pymc_dp.assessment.paid import OwnRecords, Payment, beside_draws
 from pymc_dp.assessment.predictive import posterior_and_model
 from pymc_dp.checks import whole
 from pymc_dp.compat import fast_draws
@@ -34,18 +34,17 @@ from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.progress import doing
 from pymc_dp.records.queries import Units, Vector
-from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.report.tables import Table
 from pymc_dp.results import released
 
 Statistic = Callable[[Any], float]
 
 _OF_UNITS = 0.01  # of the budget, where their number is private
 _UNITS_AT_ONCE = 1024
-_TITLE = "Statistics of the people, and of people drawn from the model"
 
 
-@dataclass(frozen=True)
-class PredictionChecks:
+@dataclass(frozen=True, repr=False)
+class PredictionChecks(Table):
     """Means of clipped statistics, observed and replicated, with noise of one size. Shows as a table.
 
     Parameters
@@ -61,6 +60,8 @@ class PredictionChecks:
     guarantee : Guarantee
         Of this release alone; the draws have their own.
     """
+
+    title = "Statistics of the people, and of people drawn from the model"
 
     names: tuple[str, ...]
     observed: NDArray[np.float64]
@@ -100,24 +101,11 @@ class PredictionChecks:
     @property
     def statement(self) -> str:
         """How to read the table, and what is promised."""
-        promise = (
-            f"The table is {self.guarantee.promise}, beside what the draws themselves cost."
-            if self.guarantee.valid
-            else "NOT PRIVATE: the noise was insecure. The table must not be released."
-        )
         return (
             f"Means over all people, and over people drawn from the model in {self.replicated.shape[1]} replicated data "
             "sets, with noise of one size in all of them. p is the probability that a replicated one is larger: near "
-            f"0 or 1 the model misses this statistic. {promise}"
+            f"0 or 1 the model misses this statistic. {beside_draws(self.guarantee)}"
         )
-
-    def __str__(self) -> str:
-        return as_text(_TITLE, self.rows) + "\n\n" + self.statement
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(_TITLE, self.rows) + f"<p>{self.statement}</p>"
 
 
 @refuses_from_outside

@@ -10,7 +10,7 @@ import pandas as pd
 import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 
-from pymc_dp.assessment.paid import Payment
+from pymc_dp.assessment.paid import Payment, beside_draws
 from pymc_dp.assessment.predictive import (
     Contrasts,
     PredictiveRecords,
@@ -31,14 +31,13 @@ from pymc_dp.privacy.ledger import PrivacyLedger
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.progress import doing
-from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.report.tables import Table
 from pymc_dp.results import released
 
 # Of the budget. Sizes and squares need a rough look only; all the rest is for the sums.
 _OF_SIZES, _OF_SQUARES, _OF_UNITS = 0.1, 0.1, 0.01
 _BINS_PER_OCTAVE = 2
 _INTERVAL = 1.645  # 90 %
-_TITLE = "Expected log predictive densities"
 
 
 class Difference(NamedTuple):
@@ -73,8 +72,8 @@ class Difference(NamedTuple):
         return self.elpd - _INTERVAL * self.sd, self.elpd + _INTERVAL * self.sd
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Table):
     """How well models predict, each beside the best. Shows as a table.
 
     Parameters
@@ -98,6 +97,8 @@ class Comparison:
     guarantee : Guarantee
         Of this release alone; the draws have their own.
     """
+
+    title = "Expected log predictive densities"
 
     models: tuple[str, ...]
     elpd: NDArray[np.float64]
@@ -181,23 +182,10 @@ class Comparison:
     def statement(self) -> str:
         """How to read the table, and what is promised."""
         clipped = max(self.clipped, 0.0)
-        promise = (
-            f"The table is {self.guarantee.promise}, beside what the draws themselves cost."
-            if self.guarantee.valid
-            else "NOT PRIVATE: the noise was insecure. The table must not be released."
-        )
         return (
             "In nats for all people together. The interval counts that other people would have given another "
-            f"difference, the noise, and what was clipped: about {clipped:.0f} people, at {self.bound:.3g}. {promise}"
+            f"difference, the noise, and what was clipped: about {clipped:.0f} people, at {self.bound:.3g}. {beside_draws(self.guarantee)}"
         )
-
-    def __str__(self) -> str:
-        return as_text(_TITLE, self.rows) + "\n\n" + self.statement
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(_TITLE, self.rows) + f"<p>{self.statement}</p>"
 
 
 @refuses_from_outside

@@ -23,6 +23,13 @@ from pymc_dp.records.sums import RecordSums, sizes_of
 from pymc_dp.steps.run import Run
 
 
+def beside_draws(guarantee: Guarantee) -> str:
+    """What is promised of a table that was made from draws, beside what these have cost."""
+    if guarantee.valid:
+        return f"The table is {guarantee.promise}, beside what the draws themselves cost."
+    return "NOT PRIVATE: the noise was insecure. The table must not be released."
+
+
 class OwnRecords:
     """The records of this process, asked for terms of a kind of their own: exact sums and counts of these."""
 

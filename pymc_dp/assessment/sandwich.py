@@ -43,7 +43,7 @@ from pymc_dp.progress import doing
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import Gradient
 from pymc_dp.records.sums import LocalRecords
-from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.report.tables import Table
 from pymc_dp.results import identify, released
 from pymc_dp.surrogate.normal.bounds import (
     BINS_PER_OCTAVE,
@@ -61,11 +61,10 @@ clipping takes, of scores that exceed their bound b by a quarter, about as much.
 _TOLD, _OFF = 3.0, 0.1
 """A parameter is named if its variance is further from the model's than so many sds of the noise, and this part of it: an error of 5 % in
 a width is within that of the information, which the run has measured with noise too."""
-_TITLE = "Widths of the model's intervals, and of intervals that the records ask for"
 
 
-@dataclass(frozen=True)
-class Sandwich:
+@dataclass(frozen=True, repr=False)
+class Sandwich(Table):
     """Draws with sandwich widths, and how much wider they are. Shows as a table.
 
     Parameters
@@ -86,6 +85,8 @@ class Sandwich:
     guarantee : Guarantee
         Of this release alone; the draws that it was made from have their own.
     """
+
+    title = "Widths of the model's intervals, and of intervals that the records ask for"
 
     parameters: tuple[str, ...]
     mean: NDArray[np.float64]
@@ -161,14 +162,6 @@ class Sandwich:
         if not self.guarantee.valid:
             return "NOT PRIVATE: the noise was insecure. Neither the table nor its draws must be released."
         return f"This is {self.guarantee.promise}, beside what the draws themselves cost: both costs add up."
-
-    def __str__(self) -> str:
-        return as_text(_TITLE, self.rows) + "\n\n" + self.statement
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(_TITLE, self.rows) + f"<p>{self.statement}</p>"
 
 
 @refuses_from_outside

@@ -17,6 +17,7 @@ from pymc_dp.privacy.clipping import in_silence
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import Units
+from pymc_dp.records.sums import KeptChunks
 
 # Of the budget. What is left of it, about two thirds, is for the sum of where people stand.
 _OF_SIZES, _OF_MOMENTS, _OF_LENGTHS = 0.06, 0.04, 0.06
@@ -32,21 +33,26 @@ class People(OwnRecords):
 
     def __init__(self, quantities: Quantities, theta: Vector):
         self._quantities, self._theta = quantities, theta
+        self._kept = KeptChunks()
 
     @property
     def n_units(self) -> int:
         """Number of units of privacy."""
         return self._quantities.n_units
 
+    def _numbers(self) -> Iterator[Vector]:
+        """Chunks of shape (draws, units, numbers)."""
+        return self._kept(self._theta, lambda: self._quantities.at(self._theta), lambda F: F.nbytes)
+
     @cached_property
     def means(self) -> Vector:
         """Over draws, shape (units, numbers). Private."""
         with in_silence():
-            return np.concatenate([F.mean(axis=0) for F in self._quantities.at(self._theta)])
+            return np.concatenate([F.mean(axis=0) for F in self._numbers()])
 
     def deviations(self, of: Vector) -> Iterator[Vector]:
         """Of combinations of the numbers, at every draw from its mean: chunks of shape (units, draws × combinations)."""
-        for F in self._quantities.at(self._theta):
+        for F in self._numbers():
             d = (F - F.mean(axis=0)) @ of.T
             yield _finite(d.transpose(1, 0, 2).reshape(d.shape[1], -1))
 
@@ -271,8 +277,7 @@ def _bound(sizes: PrivateHistogram, noise: float, unseen: float) -> float:
     """By balance of noise and of what is clipped; where nothing was seen, a given one."""
     if not sizes.seen:
         return unseen
-    grid = np.geomspace(sizes.quantile(0.5), sizes.largest, 200)
-    return float(grid[np.argmin([math.hypot(noise * b, sizes.excess(b)) for b in grid])])
+    return sizes.balanced(noise, np.geomspace(sizes.quantile(0.5), sizes.largest, 200))
 
 
 def _smoothed(T: Vector, sd: Vector, theta: Vector) -> tuple[Vector, Vector]:

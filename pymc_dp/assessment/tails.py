@@ -40,9 +40,7 @@ def find_bound(of: Any, sizes: PrivateHistogram, measure: PaidMeasurements, kept
         Share of the budget that the sum will not get.
     """
     noise = measure.noise_sd(1.0, 1 - measure.spent - kept - OF_LAST_COUNT - _OF_ONE_COUNT)
-    grid = np.geomspace(sizes.quantile(0.5) / 2, sizes.largest, 200)
-    costs = [math.hypot(noise * b, sizes.excess(b)) for b in grid]
-    start = float(grid[int(np.argmin(costs))])
+    start = sizes.balanced(noise, np.geomspace(sizes.quantile(0.5) / 2, sizes.largest, 200))
     for _ in range(_MOST_COUNTS):
         _, beyond = longer(of, start, measure, _OF_ONE_COUNT)
         further = np.geomspace(start, _APART * start, 50)

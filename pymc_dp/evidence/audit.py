@@ -25,7 +25,7 @@ from pymc_dp.linalg import Vector
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.neighbours import SUBSTITUTE_ONE
-from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.report.tables import Table
 from pymc_dp.steps.base import PrivateStep
 
 # Of the runs on each data set. The rest tests.
@@ -42,8 +42,8 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, repr=False)
+class Audit(Table):
     """What an audit found. Text, or HTML in notebooks.
 
     Parameters
@@ -61,6 +61,8 @@ class Audit:
     runs : int
         On each data set.
     """
+
+    title = "Privacy audit"
 
     subject: str
     epsilon: float
@@ -109,14 +111,6 @@ class Audit:
         if self.gaussian_bound is not None:
             rows.append(("Lower bound, Gaussian", shown(self.gaussian_bound)))
         return [*rows, ("Verdict", "VIOLATED" if self.violated else "not refuted")]
-
-    def __str__(self) -> str:
-        return as_text("Privacy audit", self.rows) + "\n\n" + self.statement
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html("Privacy audit", self.rows) + f"<p>{self.statement}</p>"
 
 
 @refuses_from_outside

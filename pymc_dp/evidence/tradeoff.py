@@ -24,7 +24,7 @@ from pymc_dp.privacy.budget import check_finite_epsilon
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.progress import quiet_pymc
-from pymc_dp.report.tables import as_html, as_text
+from pymc_dp.report.tables import Table
 from pymc_dp.sampling import sample
 from pymc_dp.steps.base import PrivateStep
 
@@ -32,14 +32,13 @@ _OWN = ("epsilon", "ledger", "noise_source", "noise_multiplier")
 _OF_MODEL = ("unit", "chunk_size", "compile_kwargs")
 _REFERENCE = {"draws": 1000, "tune": 1000, "chains": 2}
 _INTERVAL = (0.05, 0.95)
-_TITLE = "What ε buys, on made-up data"
 
 MIXED = 1.05
 """R-hat above which chains have not mixed, as for ArviZ."""
 
 
-@dataclass(frozen=True)
-class Tradeoff:
+@dataclass(frozen=True, repr=False)
+class Tradeoff(Table):
     """Private posteriors of made-up data beside the one that needs no privacy. Shows as a table.
 
     Parameters
@@ -55,6 +54,8 @@ class Tradeoff:
     r_hat : ndarray of shape (runs, parameters)
         Of the private runs; NaN where all chains stood still.
     """
+
+    title = "What ε buys, on made-up data"
 
     epsilons: tuple[float, ...]
     labels: tuple[str, ...]
@@ -96,14 +97,6 @@ class Tradeoff:
         if np.isnan(self.mean).any():
             text += " No result: the step gave up for want of budget."
         return text
-
-    def __str__(self) -> str:
-        return as_text(_TITLE, self.rows) + "\n\n" + self.statement
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return as_html(_TITLE, self.rows) + f"<p>{self.statement}</p>"
 
 
 def tradeoff(

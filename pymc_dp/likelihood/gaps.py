@@ -18,7 +18,7 @@ from pymc_dp.likelihood.nodes import quoting_nothing, values_of
 from pymc_dp.likelihood.rows import with_rows
 
 
-class Law(NamedTuple):
+class ObservedLaw(NamedTuple):
     """An observed variable, for all records.
 
     Parameters
@@ -46,7 +46,7 @@ class Law(NamedTuple):
         return self.filled and isinstance(self.rv.owner.op, NormalRV | LogNormalRV)
 
 
-def laws_of(model: pm.Model, variables: list[str]) -> list[Law]:
+def laws_of(model: pm.Model, variables: list[str]) -> list[ObservedLaw]:
     """All observed variables, in the order in which they are in the model: parents first.
 
     Parameters
@@ -92,7 +92,7 @@ def laws_of(model: pm.Model, variables: list[str]) -> list[Law]:
         filled = seen is not None and any(
             model[name] in above for j, above in enumerate(read) if j != k
         )
-        laws.append(Law(name, rv, value, seen, filled))
+        laws.append(ObservedLaw(name, rv, value, seen, filled))
     return laws
 
 
@@ -141,7 +141,7 @@ def _unindexed(v: Variable) -> Variable:
     return v
 
 
-def how_many(law: Law) -> int:
+def how_many(law: ObservedLaw) -> int:
     """How many values a discrete variable has, which are 0, 1 and so on.
 
     Raises

@@ -169,7 +169,7 @@ class SimulatedScores:
             if other is None:
                 weights, (simulated,) = self._at(theta, [theta], chunk, rows, _DRAWN)
             else:
-                weights, simulated, elsewhere, shifted = self._at_both(theta, other, rows)
+                weights, simulated, elsewhere, shifted = self._at_both(theta, other, chunk, rows)
             yield Scores(observed, simulated, weights, self.is_exact, used, elsewhere, shifted)
 
     def elsewhere(
@@ -207,28 +207,29 @@ class SimulatedScores:
             drawn = [chunk.per_unit(self._at_draw(theta, places, rows)) for _ in range(draws)]
             weights = np.full((draws, len(drawn[0])), 1 / draws)
             return weights, np.split(np.stack(drawn), len(places), axis=2)
-        placed = [self._outcomes.put([value], rows) for value in self._values]
+        placed = self._with_every_value(rows)
         scores = [
             np.stack([self._gradients.of_rows(place, some) for some in placed]) for place in places
         ]
         return self._probabilities(theta, placed), scores
 
+    def _with_every_value(self, rows: Rows) -> list[Rows]:
+        return [self._outcomes.put([value], rows) for value in self._values or ()]
+
     def _probabilities(self, theta: Vector, placed: Sequence[Rows]) -> Vector:
         """Of all outcomes, shape (outcomes, units)."""
-        return _shares(np.stack([self._likelihood.evaluate_rows(theta, some) for some in placed]))
+        logs = np.stack([self._likelihood.evaluate_rows(theta, some) for some in placed])
+        weights = np.exp(logs - logs.max(axis=0))
+        return np.asarray(weights / weights.sum(axis=0))
 
     def _at_both(
-        self, theta: Vector, other: Vector, rows: Rows
+        self, theta: Vector, other: Vector, chunk: Chunk, rows: Rows
     ) -> tuple[Vector, Vector, Vector, Vector]:
         """Of outcomes at θ: weights, scores at both places, and by how much weights differ at the other one."""
         if self._values is not None:
-            placed = [self._outcomes.put([value], rows) for value in self._values]
-            weights = self._probabilities(theta, placed)
-            here, there = (
-                np.stack([self._gradients.of_rows(place, some) for some in placed])
-                for place in (theta, other)
-            )
-            return weights, here, there, self._probabilities(other, placed) - weights
+            weights, (here, there) = self._at(theta, [theta, other], chunk, rows, _DRAWN)
+            elsewhere = self._probabilities(other, self._with_every_value(rows))
+            return weights, here, there, elsewhere - weights
         q = self._gradients.width
 
         def pairs(some: Rows) -> Vector:
@@ -257,12 +258,6 @@ class SimulatedScores:
     def _draw(self, theta: Vector, rows: Rows) -> list[NDArray[Any]]:
         n = rows[0].shape[self._likelihood.axes[0]]
         return self._outcomes.in_place(self._point(theta), n, rows)
-
-
-def _shares(logs: Vector) -> Vector:
-    """Probabilities that are as these logarithms, of each column."""
-    weights = np.exp(logs - logs.max(axis=0))
-    return np.asarray(weights / weights.sum(axis=0))
 
 
 def _refuse_foreign_laws(outcomes: list[Variable]) -> None:

@@ -94,6 +94,18 @@ class PrivateHistogram:
         near, far = self._within(1 - 2.5 * t), self._within(1 - t)
         return t, far, (far - near) / math.log(2.5)
 
+    def balanced(self, noise: float, bounds: NDArray[np.float64]) -> float:
+        """Of some bounds, the one at which noise and what is clipped are least together, in squares.
+
+        Parameters
+        ----------
+        noise : float
+            The noise's standard deviation in the sum, at a bound of 1.
+        bounds : ndarray
+        """
+        costs = [math.hypot(noise * b, self.excess(b)) for b in bounds]
+        return float(bounds[int(np.argmin(costs))])
+
     def kept(self, bound: float) -> float:
         r""":math:`\sum_i s_i \min(s_i, b) / \sum_i s_i^2`: what clipping to `bound` leaves of the product of a vector and itself."""
         ends = self._edges[self._first : self._first + len(self._counts) + 1]

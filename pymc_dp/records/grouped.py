@@ -96,7 +96,7 @@ class GroupScore:
     normal outcome's σ that makes too much. What two places θ, θ' expect of each other's scores, without what changes its sign if they
     change places,
 
-    .. math:: \tfrac12 \bigl(E_{\theta'}[\operatorname{clip}_b(z(\theta))] + E_\theta[\operatorname{clip}_b(z(\theta')) -
+    .. math:: \tfrac12 \bigl((E_{\theta'} - E_\theta)[\operatorname{clip}_b(z(\theta))] + E_\theta[\operatorname{clip}_b(z(\theta')) -
         \operatorname{clip}_b(z(\theta))]\bigr)
 
     is taken off, too. Outcomes of both are those at θ, weighted by their probabilities at θ'.

@@ -18,7 +18,7 @@ from pymc_dp.records.queries import Query, Units, Vector
 
 _UNPREPARED = "The records were not prepared for this query."
 _KEPT_BYTES = 2**27
-"""Units' scores are kept between queries at a place while they fit in this; beyond, they are computed when needed."""
+"""What units' terms are computed from is kept between queries at a place while it fits in this; beyond, it is computed when needed."""
 
 
 class RecordSums(Protocol):
@@ -75,6 +75,38 @@ class LastPoints:
         return found
 
 
+class KeptChunks:
+    """Chunks that were computed last, for whoever asks for the same ones next, while they fit into 128 MiB.
+
+    Private, as what is in it: it never leaves the process, and is empty in pickles.
+    """
+
+    def __init__(self) -> None:
+        self._latest: tuple[Vector, list[Any]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_latest": None}
+
+    def __call__(
+        self, places: Vector, compute: Callable[[], Iterator[Any]], size: Callable[[Any], int]
+    ) -> Iterator[Any]:
+        """Chunks at some places: those that are kept, or computed ones, of so many bytes each."""
+        if self._latest is not None and np.array_equal(self._latest[0], places):
+            yield from self._latest[1]
+            return
+        self._latest = None
+        kept: list[Any] = []
+        room = _KEPT_BYTES
+        for chunk in compute():
+            room -= size(chunk)
+            kept.append(chunk)
+            if room < 0:
+                kept.clear()
+            yield chunk
+        if room >= 0:
+            self._latest = places.copy(), kept
+
+
 class LocalRecords:
     """The records of this process: their sums, and for queries their terms.
 
@@ -112,12 +144,12 @@ class LocalRecords:
     def forget(self) -> None:
         """Drop what is kept between queries."""
         self._last = LastPoints()
-        self._latest: tuple[Vector, list[Scores]] | None = None
+        self._kept_scores = KeptChunks()
         self.held: Any = None
         """Whatever a query wants to find again. Private, not pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "held": None}
+        return {**self.__dict__, "held": None}
 
     def of_data(
         self,
@@ -176,20 +208,11 @@ class LocalRecords:
     def scores(self, theta: Vector, other: Vector | None = None) -> Iterator[Scores]:
         """See :class:`~pymc_dp.records.queries.UnitTerms`."""
         places = theta if other is None else np.concatenate([theta, other])
-        if self._latest is not None and np.array_equal(self._latest[0], places):
-            yield from self._latest[1]
-            return
-        self._latest = None
-        kept: list[Scores] = []
-        room = _KEPT_BYTES
-        for chunk in self._scores(theta, other):
-            room -= sum(part.nbytes for part in chunk if isinstance(part, np.ndarray))
-            kept.append(chunk)
-            if room < 0:
-                kept.clear()
-            yield chunk
-        if room >= 0:
-            self._latest = places.copy(), kept
+        return self._kept_scores(
+            places,
+            lambda: self._scores(theta, other),
+            lambda chunk: sum(part.nbytes for part in chunk if isinstance(part, np.ndarray)),
+        )
 
     def _scores(self, theta: Vector, other: Vector | None) -> Iterator[Scores]:
         if self._simulated is not None:

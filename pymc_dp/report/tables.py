@@ -1,7 +1,9 @@
 """Tables as text and as HTML: labels in the first column, values in the others."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from html import escape
+from typing import ClassVar
 
 Rows = Sequence[tuple[str, ...]]
 
@@ -26,3 +28,33 @@ def as_html(title: str, rows: Rows) -> str:
         for label, *cells in rows
     )
     return f"<table><caption><b>{escape(title)}</b></caption><tbody>{body}</tbody></table>"
+
+
+class Table(ABC):
+    """What shows as a table with words below it, as text and in a notebook.
+
+    Attributes
+    ----------
+    title : str
+        Of the kind of table.
+    """
+
+    title: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def rows(self) -> Rows:
+        """The table as text."""
+
+    @property
+    @abstractmethod
+    def statement(self) -> str:
+        """How to read the table."""
+
+    def __str__(self) -> str:
+        return as_text(self.title, self.rows) + "\n\n" + self.statement
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(self.title, self.rows) + f"<p>{self.statement}</p>"

@@ -10,7 +10,6 @@ from pymc_dp.assessment.quantities import Quantities
 from pymc_dp.assessment.standing import Deviations, People, Standing
 from pymc_dp.compat import from_groups, groups_of, root_attrs
 from pymc_dp.privacy.clipping import RESOLUTION
-from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.privacy.noise import InsecureSeededNoise
@@ -193,16 +192,7 @@ def test_releases_stay_within_the_filter(fitted, neighbours, over, monkeypatch):
     assert sum(taken) == pytest.approx(1, abs=1e-6)
 
 
-def test_the_table_is_a_function_of_releases_alone(fitted, monkeypatch, canned_totals):
-    canned_totals(lambda size, B, _: B * np.random.default_rng(size or 0).normal(size=size))
-
-    def counts(counts, *, noise_multiplier, permit, noise, neighbours):
-        size = len(counts())
-        permit.take(Gaussian(noise_multiplier))
-        return 100 * np.random.default_rng(5).random(size)
-
-    monkeypatch.setattr("pymc_dp.records.curator.noisy_counts", counts)
-    monkeypatch.setattr("pymc_dp.steps.run.secrets.randbits", lambda bits: 7)
+def test_the_table_is_a_function_of_releases_alone(fitted, canned_releases):
     model, idata = fitted
     x, t, y = people(9)
     x[:3] = [[1e308], [np.inf], [-np.inf]]

@@ -174,9 +174,8 @@ def _weigh(measure: Measurements, image: Image, A: Vector, seen: Places, n_units
 
 def balanced(sizes: PrivateHistogram, noise_sd: Callable[[float], float]) -> float:
     """The bound at which noise and what is clipped are least together, in squares."""
-    candidates = np.geomspace(sizes.quantile(0.5) / 2, 2 * sizes.largest, 120)
-    cost = [noise_sd(b) ** 2 + sizes.excess(b) ** 2 for b in candidates]
-    return float(candidates[int(np.argmin(cost))])
+    bounds = np.geomspace(sizes.quantile(0.5) / 2, 2 * sizes.largest, 120)
+    return sizes.balanced(noise_sd(1.0), bounds)
 
 
 def check(measure: Measurements, design: Design, theta: Vector) -> tuple[float, float]:
