@@ -627,7 +627,7 @@ def test_private_terms_do_not_travel():
         noise_source=InsecureSeededNoise(1),
     )  # fmt: skip
     step.release()
-    (scores,) = step._curator._records._latest[1]
+    (scores,) = step._curator._records._kept_scores._latest[1]
     assert scores.observed.tobytes() in cloudpickle.dumps(scores)
     sent = cloudpickle.dumps(step)
     assert scores.observed.tobytes() not in sent
