@@ -37,6 +37,9 @@ from .mechanisms import (
     check_releases,
     correct_releases,
 )
+from .mechanisms.log_linear import NoisyMarginals, log_linear
+from .mechanisms.marginals import ReleasedMarginals, release_marginals
+from .mechanisms.synthetic import pool, synthetic_tables
 from .missing import integrate_missing
 from .planning import plan
 from .prediction import predict
@@ -72,6 +75,7 @@ __all__ = [
     "LaplaceMechanism",
     "LedgerError",
     "NoSurrogateError",
+    "NoisyMarginals",
     "PredictionChecks",
     "PrivacyAwareGibbs",
     "PrivacyBudgetExceeded",
@@ -80,6 +84,7 @@ __all__ = [
     "PrivacyLedger",
     "PrivacyReport",
     "RandomizedResponse",
+    "ReleasedMarginals",
     "ReleasedStatistic",
     "Sandwich",
     "ShardError",
@@ -101,6 +106,7 @@ __all__ = [
     "experimental",
     "integrate_missing",
     "integrate_out",
+    "log_linear",
     "max_releases",
     "mmd",
     "plan",
@@ -108,11 +114,14 @@ __all__ = [
     "plot_prior_posterior",
     "plot_privacy",
     "plot_tradeoff",
+    "pool",
     "predict",
     "privacy_report",
     "release",
+    "release_marginals",
     "sample",
     "sandwich",
     "statistics",
+    "synthetic_tables",
     "tradeoff",
 ]

@@ -22,7 +22,7 @@ _STEPS_PER_SCALE = 2.0**30
 _MAX_SUM = 2.0**61
 # Widens the noise by one part in 10^8, so that the ε reported for it, which is rounded up, does
 # not come out above the ε asked for.
-_MARGIN = 1 + 1e-8
+MARGIN = 1 + 1e-8
 
 
 def release_sum(
@@ -53,7 +53,7 @@ def release_sum(
         sensitivity = sum_sensitivity(lower, upper, norm=1 if family == "laplace" else 2)
 
     def law_at(claim: float) -> NoiseLaw:
-        widened = claim if epsilon is None else claim * _MARGIN
+        widened = claim if epsilon is None else claim * MARGIN
         return noise_law(
             name, family, discrete, scale=scale, epsilon=epsilon, delta=delta, sensitivity=widened
         )
@@ -75,7 +75,7 @@ def release_sum(
             f"{name}: the sum does not fit 64-bit integers at granularity {step:g}. Use a larger "
             "`granularity` or narrower `bounds`."
         )
-    _pay(ledger, name, description, _event(law, noise_scale / sensitivity, noise_scale / step))
+    pay(ledger, name, description, _event(law, noise_scale / sensitivity, noise_scale / step))
 
     # From here on the data are read.
     clamped = np.clip(np.where(_missing(records, joint), instead, records), lower, upper)
@@ -120,7 +120,7 @@ def _event(law: NoiseLaw, noise_multiplier: float, grid_scale: float) -> Event:
     return Laplace(noise_multiplier * shift / (-2 * math.log1p(-math.tanh(shift / 2))))
 
 
-def _pay(ledger: PrivacyLedger | None, name: str, description: str | None, event: Event) -> None:
+def pay(ledger: PrivacyLedger | None, name: str, description: str | None, event: Event) -> None:
     """Charge one release: a run of one chain and one iteration."""
     if ledger is None:
         return

@@ -1,0 +1,331 @@
+r"""Laws of people over the cells that their columns make, observed through noisy marginals.
+
+With levels of J columns, :math:`c` a combination of them (a cell) and :math:`p(c)` its probability, the tables that were
+released are
+
+.. math:: s = A\,x + N(0, \sigma^2 I), \qquad x \sim \text{Multinomial}(n, p),
+
+A the 0/1 matrix that sums cells to tables. The confidential counts x are integrated out as normal:
+:math:`s \sim N\big(n A p,\; n A(\operatorname{diag} p - p p^\top)A^\top + \sigma^2 I\big)`, with the covariance at the log-linear
+law that fits the tables best.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+
+from pymc_dp.checks import positive
+from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.linalg import Vector
+from pymc_dp.mechanisms.marginals import ReleasedMarginals
+
+PRIOR_SD = 2.0
+"""Of every effect, in nats. Twice as much moves no coverage of ``benchmarks/release_once.py``: it is there for cells that
+nobody is in, whose effects would have no end."""
+
+_CHUNK = 20_000
+"""Cells at a time, when cells are summed to a matrix of all counts: 500 counts take 80 MB."""
+
+_LEAST_STEP, _MOST_STEPS = 1e-4, 100
+"""A fit ends when a step is shorter than this, in posterior standard deviations. From nobody in particular it takes 8 to 15."""
+
+
+class _Design(NamedTuple):
+    """How effects make log-probabilities, and these make tables.
+
+    Parameters
+    ----------
+    at : ndarray of int, shape (cells, tables)
+        In which count of all tables a cell is, in each of them.
+    effects : ndarray, shape (counts, effects)
+        What every effect adds to the log-probability of the cells of a count. Each is told in one table.
+    of : list of tuple of str
+        The columns whose joint effect an effect is.
+    """
+
+    at: NDArray[np.int64]
+    effects: Vector
+    of: list[tuple[str, ...]]
+
+    def of_cells(self, chosen: NDArray[np.bool_], cells: slice = slice(None)) -> Vector:
+        """Of shape (cells, effects): those chosen, of these cells."""
+        effects = self.effects[:, chosen]
+        first, *rest = self.at[cells].T
+        total = effects[first]
+        for of_table in rest:
+            total += effects[of_table]
+        return total
+
+    def tables_of(self, weights: Vector) -> Vector:
+        """Sums of cells' weights, shape (counts,)."""
+        spread = np.repeat(weights, self.at.shape[1])
+        return np.bincount(self.at.ravel(), spread, len(self.effects)).astype(np.float64)
+
+
+class Fit(NamedTuple):
+    """The log-linear law that fits tables best.
+
+    Parameters
+    ----------
+    design : _Design
+        Of these tables.
+    p : ndarray, shape (cells,)
+        Probabilities.
+    factor : ndarray, shape (counts, counts)
+        Lower Cholesky factor of the tables' covariance at `p`.
+    """
+
+    design: _Design
+    p: Vector
+    factor: Vector
+
+
+def log_linear(
+    name: str,
+    released: ReleasedMarginals,
+    columns: Sequence[str] | None = None,
+    *,
+    prior_sd: float = PRIOR_SD,
+) -> Any:
+    r"""Make the log-linear law of some columns: all effects that tables of them tell of, each a parameter.
+
+    Parameters
+    ----------
+    name : str
+        Of the parameters' vector.
+    released : ReleasedMarginals
+        The tables.
+    columns : sequence of str, optional
+        Those that the law is of, for instance the covariates of a regression; all by default.
+    prior_sd : float
+        Of every effect a priori, in nats: effects are coded so that those of a column, or of two together, are orthonormal.
+
+    Returns
+    -------
+    TensorVariable, shape (cells,)
+        Log-probabilities up to a constant, for the rows of :meth:`ReleasedMarginals.cells`. Add to it what a model says of
+        the other columns given these.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If there is no such column.
+
+    Notes
+    -----
+    :math:`\log p(c) = \sum_t u_t(c)` with a term for every table and every part of one. What is sampled is
+    :math:`\xi = V^{-1}(\lambda - \hat\lambda)`, where :math:`\hat\lambda` and :math:`V V^\top` are about the posterior's mean
+    and covariance, so that NUTS takes some ten steps a draw.
+    """
+    s = positive("prior_sd", prior_sd)
+    asked = list(released.columns) if columns is None else list(columns)
+    unknown = [c for c in asked if c not in released.columns]
+    if unknown or not asked:
+        raise PrivacyConfigurationError(
+            f"{name!r}: `columns` must be some of {list(released.columns)}. Found {columns!r}."
+        )
+    design, p, factor = fitted(released)
+    chosen = np.array([set(of) <= set(asked) for of in design.of])
+    X = design.of_cells(chosen)
+    # Nearest to what the fit says of these columns, given which the others stay as they are.
+    margin = _margin(p, released, asked)
+    centred = X - p @ X
+    weighted = centred * p[:, None]
+    centre = np.linalg.solve(
+        weighted.T @ centred + np.eye(X.shape[1]) * 1e-9, weighted.T @ np.log(margin)
+    )
+    H = _information(released, design, p, factor, chosen) + np.eye(X.shape[1]) / s**2
+    V = np.linalg.cholesky(np.linalg.inv(H))
+    inverse = solve_triangular(V, np.eye(len(V)), lower=True)
+    xi = pm.MvNormal(
+        name, mu=-inverse @ centre, chol=s * inverse, shape=len(V), initval=np.zeros(len(V))
+    )
+    effects = centre + pt.dot(V, xi)
+    return pt.dot(design.effects[:, chosen], effects)[design.at].sum(axis=1)
+
+
+def NoisyMarginals(name: str, logp: Any, *, observed: ReleasedMarginals) -> Any:  # noqa: N802
+    r"""Observe released tables in a model of their columns. The analyst's; nothing here costs privacy.
+
+    Parameters
+    ----------
+    name : str
+        Of the observed variable.
+    logp : tensor_like, shape (cells,)
+        Log-probability of a person's being in the cell, up to a constant, for the rows of :meth:`ReleasedMarginals.cells`. Usually
+        a :func:`log_linear` law of the covariates and, added to it, the log-probability of the outcome's level
+        given them, by ``pm.logp``.
+    observed : ReleasedMarginals
+        What the curator released.
+
+    Returns
+    -------
+    TensorVariable, shape (counts,)
+        All counts in the order of the tables.
+
+    Raises
+    ------
+    PrivacyConfigurationError
+        If `logp` has another shape.
+
+    Notes
+    -----
+    Confidential counts are integrated out as normal, with a covariance from the best log-linear law (see the module).
+
+    Examples
+    --------
+    >>> cells = released.cells()                                      # doctest: +SKIP
+    >>> with pm.Model():                                              # doctest: +SKIP
+    ...     a, b = pm.Normal("a", 0, 2), pm.Normal("b", 0, 2)
+    ...     smokes = pm.Bernoulli.dist(logit_p=a + b * (cells["age"].to_numpy() - 50) / 10)
+    ...     logp = pm.logp(smokes, cells["smokes"].to_numpy())
+    ...     NoisyMarginals("tables", logp + log_linear("people", released, ["age"]), observed=released)
+    ...     idata = pm.sample()
+    """
+    if not isinstance(observed, ReleasedMarginals):
+        raise PrivacyConfigurationError(
+            f"{name!r}: `observed` is what `release_marginals` returns. Found {type(observed).__name__}."
+        )
+    design, p, factor = fitted(observed)
+    logp = pt.as_tensor_variable(logp)
+    if logp.ndim != 1 or logp.type.shape[0] not in (None, len(p)):
+        raise PrivacyConfigurationError(
+            f"{name!r}: `logp` must have one entry for each of the {len(p):,} rows of `cells()`. Found a tensor of shape "
+            f"{logp.type.shape}."
+        )
+    probability = pt.special.softmax(logp)
+    counts = pt.zeros(len(design.effects))[design.at]
+    each = pt.broadcast_to(probability[:, None], design.at.shape)
+    return pm.MvNormal(
+        name,
+        mu=observed.n_records * pt.inc_subtensor(counts, each),
+        chol=factor,
+        observed=np.concatenate([x.ravel() for x in observed.counts]).astype(float),
+    )
+
+
+@lru_cache(maxsize=8)  # releases compare by identity
+def fitted(released: ReleasedMarginals) -> Fit:
+    """Fit the log-linear law with all effects that the tables tell of, by Fisher scoring.
+
+    Parameters
+    ----------
+    released : ReleasedMarginals
+
+    Returns
+    -------
+    Fit
+    """
+    design = _design(released)
+    X = design.of_cells(np.ones(design.effects.shape[1], bool))
+    s = np.concatenate([x.ravel() for x in released.counts]).astype(float)
+    effects = np.zeros(X.shape[1])
+    every = np.ones(X.shape[1], bool)
+    for _ in range(_MOST_STEPS):
+        eta = X @ effects
+        p = np.exp(eta - eta.max())
+        p /= p.sum()
+        factor = _factor(released, design, p)
+        WJ = _whitened_slopes(released, design, p, factor, every)
+        r = solve_triangular(factor, s - released.n_records * design.tables_of(p), lower=True)
+        H = WJ.T @ WJ + np.eye(len(effects)) / PRIOR_SD**2
+        step = cho_solve((cholesky(H, lower=True), True), WJ.T @ r - effects / PRIOR_SD**2)
+        # Where the law is far from the data no effect moves by more than a nat.
+        step *= min(1.0, 1 / np.abs(step).max())
+        effects += step
+        if np.sqrt(step @ H @ step) < _LEAST_STEP:
+            break
+    return Fit(design, p, factor)
+
+
+def _design(released: ReleasedMarginals) -> _Design:
+    columns = list(released.columns)
+    at = np.indices(released.shape).reshape(len(columns), -1)
+    sizes = [x.size for x in released.counts]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    index, effects, of = [], [], []
+    told: set[frozenset[str]] = set()
+    for table, offset, counts in zip(released.tables, offsets, released.counts, strict=False):
+        levels = [at[columns.index(name)] for name in table]
+        index.append(offset + np.ravel_multi_index(tuple(levels), counts.shape))
+        inside = np.indices(counts.shape).reshape(len(table), -1)
+        for size in range(1, len(table) + 1):
+            for axes in combinations(range(len(table)), size):
+                names = tuple(table[k] for k in axes)
+                if frozenset(names) in told:
+                    continue
+                told.add(frozenset(names))
+                block = np.ones((counts.size, 1))
+                for k in axes:
+                    level = _contrasts(counts.shape[k])[inside[k]]
+                    block = (block[:, :, None] * level[:, None, :]).reshape(counts.size, -1)
+                padded = np.zeros((offsets[-1], block.shape[1]))
+                padded[offset : offset + counts.size] = block
+                effects.append(padded)
+                of += [names] * block.shape[1]
+    return _Design(np.column_stack(index), np.concatenate(effects, axis=1), of)
+
+
+def _contrasts(levels: int) -> Vector:
+    """Orthonormal contrasts of a column's levels, shape (levels, levels - 1)."""
+    q, _ = np.linalg.qr(np.column_stack([np.ones(levels), np.eye(levels)[:, :-1]]))
+    return q[:, 1:]
+
+
+def _factor(released: ReleasedMarginals, design: _Design, p: Vector) -> Vector:
+    """Cholesky factor of what the counts of all tables vary by, noise included."""
+    counts = len(design.effects)
+    S = np.eye(counts) * released.scale**2
+    for start in range(0, len(p), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        A = np.zeros((len(design.at[part]), counts))
+        np.put_along_axis(A, design.at[part], 1.0, axis=1)
+        S += released.n_records * (A.T @ (A * p[part, None]))
+    mean = design.tables_of(p)
+    return cholesky(S - released.n_records * np.outer(mean, mean), lower=True)
+
+
+def _whitened_slopes(
+    released: ReleasedMarginals,
+    design: _Design,
+    p: Vector,
+    factor: Vector,
+    chosen: NDArray[np.bool_],
+) -> Vector:
+    """Derivatives of the tables' means by effects, in standard deviations, shape (counts, effects)."""
+    J = np.zeros((len(design.effects), int(chosen.sum())))
+    mean = np.zeros(J.shape[1])
+    for start in range(0, len(p), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        A = np.zeros((len(design.at[part]), len(J)))
+        np.put_along_axis(A, design.at[part], 1.0, axis=1)
+        X = design.of_cells(chosen, part) * p[part, None]
+        J += A.T @ X
+        mean += X.sum(axis=0)
+    J = released.n_records * (J - np.outer(design.tables_of(p), mean))
+    return solve_triangular(factor, J, lower=True)
+
+
+def _information(
+    released: ReleasedMarginals,
+    design: _Design,
+    p: Vector,
+    factor: Vector,
+    chosen: NDArray[np.bool_],
+) -> Vector:
+    WJ = _whitened_slopes(released, design, p, factor, chosen)
+    return WJ.T @ WJ
+
+
+def _margin(p: Vector, released: ReleasedMarginals, columns: Sequence[str]) -> Vector:
+    """Probabilities of the levels of some columns, at every cell."""
+    gone = tuple(k for k, name in enumerate(released.columns) if name not in columns)
+    margin = p.reshape(released.shape).sum(axis=gone, keepdims=True)
+    return np.broadcast_to(margin, released.shape).ravel()
