@@ -6,8 +6,6 @@
 #   make test-nightly   all of them
 #   make coverage   what `make test-all` runs of the package, line by line
 #   make notebooks  the tutorials, run from start to end
-#   make test WITHOUT="nightly or sweep" leaves out what tries many models, one like another: on a second line of PyMC that
-#   tells little
 WITHOUT ?= nightly or sweep or slow
 PYTHON ?= python3
 VENV ?= .venv
@@ -92,6 +90,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/compare_models.py
 	$(BIN)/python benchmarks/sandwich.py
 	$(BIN)/python benchmarks/missing.py
+	$(BIN)/python benchmarks/release_once.py
 	$(BIN)/python benchmarks/expected_shift.py
 	$(BIN)/python benchmarks/curved_mmd.py
 	$(BIN)/python benchmarks/curved_coverage.py

@@ -14,6 +14,7 @@ import cloudpickle
 import numpy as np
 
 import pymc_dp as dp
+import pymc_dp.mechanisms.marginals  # a tape has what is imported
 from pymc_dp.compat import groups_of, root_attrs
 from pymc_dp.privacy.kept_sum import KeptSum
 from pymc_dp.steps.base import PrivateStep

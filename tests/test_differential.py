@@ -9,6 +9,7 @@ import warnings
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
@@ -606,6 +607,47 @@ def test_a_released_sum_tells_nothing(mechanism, joint, tells_nothing):
             **({"sensitivity": 3.0} if joint else {}),
         )
         return [released, ledger]
+
+    assert not tells_nothing(run, first, other)["error"]
+
+
+class Odd:
+    """Whatever it is compared with, read as or printed for, it fails, and says what it holds."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def _fails(self, *_):
+        raise RuntimeError(f"a secret: {self.value}")
+
+    __hash__ = __eq__ = __float__ = __repr__ = _fails
+
+
+@pytest.mark.parametrize("tables", [None, [("smokes", "age", "region")]])
+def test_released_marginals_tell_nothing(tables, tells_nothing):
+    columns = {
+        "smokes": [0, 1],
+        "region": ["north", "south", "west"],
+        "age": pd.IntervalIndex.from_breaks([0, 30, 60, 90]),
+    }
+    n = 40
+    first = {
+        "smokes": rng(1).integers(0, 2, n),
+        "region": rng(2).choice(columns["region"], n),
+        "age": rng(3).uniform(0, 90, n),
+    }
+    other = {
+        "smokes": np.where(first["smokes"] > 0, np.nan, -7.0),
+        "region": [None, [1], Odd(3), "nowhere", *first["region"][4:]],
+        "age": ["not a number", Odd(4), np.inf, -np.inf, *first["age"][4:]],
+    }
+
+    def run(values):
+        ledger = dp.PrivacyLedger(epsilon=9.0, delta=1e-3)
+        released = dp.release_marginals(
+            values, columns, tables=tables, ledger=ledger, epsilon=1.0, delta=1e-3
+        )
+        return [released.statement, released.to_json(), ledger]
 
     assert not tells_nothing(run, first, other)["error"]
 

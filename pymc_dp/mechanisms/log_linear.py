@@ -21,7 +21,6 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 
-from pymc_dp.checks import positive
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.linalg import Vector
 from pymc_dp.mechanisms.marginals import ReleasedMarginals
@@ -91,8 +90,6 @@ def log_linear(
     name: str,
     released: ReleasedMarginals,
     columns: Sequence[str] | None = None,
-    *,
-    prior_sd: float = PRIOR_SD,
 ) -> Any:
     r"""Make the log-linear law of some columns: all effects that tables of them tell of, each a parameter.
 
@@ -104,8 +101,6 @@ def log_linear(
         The tables.
     columns : sequence of str, optional
         Those that the law is of, for instance the covariates of a regression; all by default.
-    prior_sd : float
-        Of every effect a priori, in nats: effects are coded so that those of a column, or of two together, are orthonormal.
 
     Returns
     -------
@@ -120,11 +115,11 @@ def log_linear(
 
     Notes
     -----
-    :math:`\log p(c) = \sum_t u_t(c)` with a term for every table and every part of one. What is sampled is
+    :math:`\log p(c) = \sum_t u_t(c)` with a term for every table and every part of one, in orthonormal contrasts of the
+    levels, each :math:`N(0, 2^2)` a priori. What is sampled is
     :math:`\xi = V^{-1}(\lambda - \hat\lambda)`, where :math:`\hat\lambda` and :math:`V V^\top` are about the posterior's mean
     and covariance, so that NUTS takes some ten steps a draw.
     """
-    s = positive("prior_sd", prior_sd)
     asked = list(released.columns) if columns is None else list(columns)
     unknown = [c for c in asked if c not in released.columns]
     if unknown or not asked:
@@ -141,11 +136,12 @@ def log_linear(
     centre = np.linalg.solve(
         weighted.T @ centred + np.eye(X.shape[1]) * 1e-9, weighted.T @ np.log(margin)
     )
-    H = _information(released, design, p, factor, chosen) + np.eye(X.shape[1]) / s**2
+    WJ = _whitened_slopes(released, design, p, factor, chosen)
+    H = WJ.T @ WJ + np.eye(X.shape[1]) / PRIOR_SD**2
     V = np.linalg.cholesky(np.linalg.inv(H))
     inverse = solve_triangular(V, np.eye(len(V)), lower=True)
     xi = pm.MvNormal(
-        name, mu=-inverse @ centre, chol=s * inverse, shape=len(V), initval=np.zeros(len(V))
+        name, mu=-inverse @ centre, chol=PRIOR_SD * inverse, shape=len(V), initval=np.zeros(len(V))
     )
     effects = centre + pt.dot(V, xi)
     return pt.dot(design.effects[:, chosen], effects)[design.at].sum(axis=1)
@@ -311,17 +307,6 @@ def _whitened_slopes(
         mean += X.sum(axis=0)
     J = released.n_records * (J - np.outer(design.tables_of(p), mean))
     return solve_triangular(factor, J, lower=True)
-
-
-def _information(
-    released: ReleasedMarginals,
-    design: _Design,
-    p: Vector,
-    factor: Vector,
-    chosen: NDArray[np.bool_],
-) -> Vector:
-    WJ = _whitened_slopes(released, design, p, factor, chosen)
-    return WJ.T @ WJ
 
 
 def _margin(p: Vector, released: ReleasedMarginals, columns: Sequence[str]) -> Vector:
