@@ -6,7 +6,6 @@
 #   make test-nightly   all of them
 #   make coverage   what `make test-all` runs of the package, line by line
 #   make notebooks  the tutorials, run from start to end
-WITHOUT ?= nightly or sweep or slow
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -24,7 +23,7 @@ quick: $(VENV)/.ready
 	$(PYTEST) -m "not (chain or process or page or sweep or slow or nightly)"
 
 test: $(VENV)/.ready
-	$(PYTEST) -m "not ($(WITHOUT))"
+	$(PYTEST) -m "not (nightly or sweep or slow)"
 
 test-all: $(VENV)/.ready
 	$(PYTEST) -m "not nightly"
