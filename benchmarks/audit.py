@@ -195,12 +195,15 @@ def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
 
 @cache
 def public_draws(n):
-    """Of other people, with little noise, and of the normal law in place of NUTS."""
-    with patch("pymc_dp.steps.normal.draw", normal_draws):
-        return dp.sample(
-            100, model=trial(people(n)), chains=1, epsilon=1e4 / n, delta=0.01, step=dp.DPSurrogate,
-            family="normal", cores=1, progressbar=False,
-        )  # fmt: skip
+    """Of other people, with little noise, and of the normal law in place of NUTS. Some runs are not usable."""
+    while True:
+        with patch("pymc_dp.steps.normal.draw", normal_draws):
+            idata = dp.sample(
+                100, model=trial(people(n)), chains=1, epsilon=1e4 / n, delta=0.01, step=dp.DPSurrogate,
+                family="normal", cores=1, progressbar=False,
+            )  # fmt: skip
+        if idata.attrs["privacy_usable"]:
+            return idata
 
 
 BUDGET = {"epsilon": 2.0, "delta": 0.01}
