@@ -14,7 +14,9 @@ import pymc as pm
 from _report import write_report
 
 import pymc_dp as dp
-from pymc_dp.assessment import averages, checking, sandwich
+import pymc_dp.assessment.averages as averages
+import pymc_dp.assessment.checking as checking
+import pymc_dp.assessment.sandwich as sandwich
 from pymc_dp.assessment.compare import _compared
 from pymc_dp.assessment.predictive import PredictiveRecords
 from pymc_dp.evidence.neighbours import replaced
