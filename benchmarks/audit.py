@@ -1,6 +1,6 @@
 """Audits of every step, of bare noisy sums, of releases beside draws, and of broken twins that an audit has to catch.
 
-Run: ``python benchmarks/audit.py``. About 10 minutes.
+Run: ``python benchmarks/audit.py``. About an hour.
 """
 
 import time
