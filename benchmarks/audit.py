@@ -1,10 +1,11 @@
-"""Audits of every step, of bare noisy sums, and of broken twins that an audit has to catch.
+"""Audits of every step, of bare noisy sums, of releases beside draws, and of broken twins that an audit has to catch.
 
-Run: ``python benchmarks/audit.py``. About 10 minutes.
+Run: ``python benchmarks/audit.py``. About an hour.
 """
 
 import time
 from contextlib import ExitStack
+from functools import cache
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -13,6 +14,9 @@ import pymc as pm
 from _report import write_report
 
 import pymc_dp as dp
+import pymc_dp.assessment.averages as averages
+import pymc_dp.assessment.checking as checking
+import pymc_dp.assessment.sandwich as sandwich
 from pymc_dp.assessment.compare import _compared
 from pymc_dp.assessment.predictive import PredictiveRecords
 from pymc_dp.evidence.neighbours import replaced
@@ -78,13 +82,21 @@ STEPS = {
 }  # fmt: skip
 
 
+def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
+    """Of the law's normal approximation, in place of NUTS: thousands of runs would each compile it."""
+    r = surrogate.posterior
+    e = np.random.default_rng(0).normal(size=(chains, draws, len(r.mean)))
+    return r.mean + e @ np.linalg.cholesky(r.covariance).T
+
+
 def audited_step(name, **changed):
     step, n, settings = STEPS[name]
     keywords = {"epsilon": 2.0, "delta": 0.01, "runs": 3000, **settings, **changed}
     y = records(n, spread=step is dp.DPSurrogate)
-    return dp.audit(
-        mean_of, y, canary=-FAR, step=step, confidence=CONFIDENCE, **keywords, **COMPILE
-    )
+    with patch("pymc_dp.steps.normal.draw", normal_draws):
+        return dp.audit(
+            mean_of, y, canary=-FAR, step=step, confidence=CONFIDENCE, **keywords, **COMPILE
+        )
 
 
 def audited_sum(epsilon, delta, factor=1.0, runs=20_000):
@@ -122,12 +134,11 @@ def audited_owner(epsilon, delta, runs=10_000):
 
 
 class Paid:
-    """A budget for one comparison of made-up densities."""
-
-    guarantee = None
+    """A budget for one release beside draws, without a ledger."""
 
     def __init__(self, z, repetition):
         self._z, self._permit = z, Permit(0, repetition, (Gaussian(z),))
+        self.guarantee, self.noise = SimpleNamespace(run_id=repetition), SecureNoise()
 
     def measure(self, records):
         """All of it, for these records."""
@@ -154,6 +165,103 @@ def audited_comparison(epsilon, delta, runs=3000):
                     confidence=CONFIDENCE, runs=runs)  # fmt: skip
 
 
+# -- releases beside draws --------------------------------------------------------------------------
+
+
+def once(build):
+    """The same, called once for every first argument: compiling takes longer than hundreds of releases."""
+    kept = {}
+
+    def built(first, *others, **keywords):
+        if id(first) not in kept:
+            kept[id(first)] = first, build(first, *others, **keywords)
+        return kept[id(first)][1]
+
+    return built
+
+
+def trial(data):
+    """People with a slope for each of two treatments, which were drawn by lot."""
+    with pm.Model() as model:
+        x, t = pm.Data("X", data["X"]), pm.Data("T", data["T"])
+        b = pm.Normal("b", 0, 2, shape=2)
+        pm.Bernoulli("treated", 0.5, observed=t)
+        mean = pm.Deterministic("mean", x * (b[0] * (1 - t) + b[1] * t))
+        pm.Normal("y", mean, 1, observed=pm.Data("Y", data["Y"]))
+    return dp.compile(model, **COMPILE)
+
+
+def people(n):
+    rng = np.random.default_rng(1)
+    x, t = 1 + 0.3 * rng.normal(size=n), np.arange(n) % 2
+    return {"X": x, "T": t, "Y": x * (1 + t) + rng.normal(size=n)}
+
+
+@cache
+def public_draws(n):
+    """Of other people, with little noise. Some runs are not usable."""
+    while True:
+        with patch("pymc_dp.steps.normal.draw", normal_draws):
+            idata = dp.sample(
+                100, model=trial(people(n)), chains=1, epsilon=1e4 / n, delta=0.01, step=dp.DPSurrogate,
+                family="normal", cores=1, progressbar=False,
+            )  # fmt: skip
+        if idata.attrs["privacy_usable"]:
+            return idata
+
+
+BUDGET = {"epsilon": 2.0, "delta": 0.01}
+
+
+def average_of(outcome):
+    effect = dp.Average("mean", do={"T": 1}, minus={"T": 0}, outcome=outcome)
+    return lambda idata, model: dp.average(idata, model, effect, **BUDGET).table.iloc[0]
+
+
+def squares(idata, model):
+    found = dp.sandwich(idata, model, **BUDGET)
+    return np.r_[found.seen, found.seen_sd, found.bound]
+
+
+def checks(idata, model):
+    """That an outcome is above -3 is true of all others, and of all who are drawn for them."""
+    above = {"above": (lambda of: (of["y"] > -3).mean(), (0, 1))}
+    found = dp.check_predictions(idata, model, above, replicates=2, **BUDGET)
+    return np.r_[found.observed, found.replicated[0]]
+
+
+# The release, from how many people, what it compiles, and the record in either data set.
+BESIDE_DRAWS = {
+    "average, g-formula": (average_of(None), 500, averages, ["Quantities", "People", "theta_of"],
+        {"X": FAR}, {"X": -FAR}),
+    "average, doubly robust": (average_of("y"), 500, averages, ["Quantities", "People", "theta_of"],
+        {"T": 1, "Y": FAR}, {"T": 1, "Y": -FAR}),
+    # Scores at right angles: squares of opposite ones are the same.
+    "sandwich": (squares, 500, sandwich, ["LocalRecords", "as_variables", "theta_of"],
+        {"T": 0, "Y": FAR}, {"T": 1, "Y": FAR}),
+    "check_predictions": (checks, 60, checking, ["Outcomes"],
+        {"T": 1, "X": FAR, "Y": FAR}, {"T": 1, "X": -FAR, "Y": -FAR}),
+}  # fmt: skip
+
+
+def audited_beside_draws(name, runs=3000):
+    """A release that is made with public draws, the same in all runs."""
+    released, n, module, compiles, one, other = BESIDE_DRAWS[name]
+    z = dp.calibrate_noise(**BUDGET, releases=1)
+    idata, model_of = public_draws(n), once(trial)
+    with ExitStack() as stack:
+        for what in compiles:
+            stack.enter_context(patch.object(module, what, once(getattr(module, what))))
+        payment = stack.enter_context(patch.object(module, "Payment"))
+
+        def mechanism(data, repetition):
+            payment.return_value = Paid(z, repetition)
+            return released(idata, model_of(data))
+
+        return dp.audit(mechanism, replaced(people(n), one), canary=other, **BUDGET, gaussian=True,
+                        confidence=CONFIDENCE, runs=runs)  # fmt: skip
+
+
 # -- broken twins -----------------------------------------------------------------------------------
 
 
@@ -168,6 +276,10 @@ def half_of_the_noise(self, scale, size, at=()):
     return honest_noise(self, scale / 2, size, at)
 
 
+def noise_for_one_of_three(self, scale, size, at=()):
+    return honest_noise(self, scale / np.sqrt(3), size, at)
+
+
 def the_same_noise_again(self, scale, size, at=()):
     return np.rint(scale * np.random.default_rng(at).standard_normal(size)).astype(np.int64)
 
@@ -176,12 +288,12 @@ def add_unclipped(terms, bound, total):
     total += np.trunc(terms / bound * RESOLUTION).reshape(len(terms), -1).sum(0).astype(np.int64)
 
 
-honest_paid_sum = PaidMeasurements.sum
+honest_last_sum = PaidMeasurements.last_sum
 
 
-def sum_without_noise(self, *asked):
-    with patch(NOISE, lambda self, scale, size, at=(): np.zeros(size, dtype=np.int64)):
-        return honest_paid_sum(self, *asked)
+def last_sum_without_noise(self, *asked):
+    with patch.object(SecureNoise, "l2", lambda self, scale, size, at=(): np.zeros(size, np.int64)):
+        return honest_last_sum(self, *asked)
 
 
 # One number that shows one noisy ratio.
@@ -204,9 +316,17 @@ TWINS = [
      f"{SUM}.poisson_sample", lambda units, rate, words: np.arange(units)),
     ("a third of the noise", "DPExponentialFamily", {"runs": 1500},
      "pymc_dp.steps.exponential.direction", lambda g, spread, *rest: direction(g, spread / 3, *rest)),
-    ("no noise in the surrogate's sums", "DPSurrogate, normal, first draw", {"epsilon": 2.0, "runs": 300},
-     "pymc_dp.records.measurements.PaidMeasurements.sum", sum_without_noise),
+    ("no noise in the surrogate's last sum", "DPSurrogate, normal, first draw", {"epsilon": 2.0, "runs": 300},
+     "pymc_dp.records.measurements.PaidMeasurements.last_sum", last_sum_without_noise),
+    ("a third of the noise", "average, g-formula", {"runs": 1500}, NOISE, a_third_of_the_noise),
+    ("one record not clipped", "average, doubly robust", {"runs": 1000}, "pymc_dp.privacy.clipping.add_clipped", add_unclipped),
+    ("a third of the noise", "sandwich", {"runs": 1500}, NOISE, a_third_of_the_noise),
+    ("noise for one of its three numbers", "check_predictions", {}, NOISE, noise_for_one_of_three),
 ]  # fmt: skip
+
+
+def audited(name, **changed):
+    return (audited_step if name in STEPS else audited_beside_draws)(name, **changed)
 
 
 def row(kind, name, audit):
@@ -227,8 +347,8 @@ def main():
         rows.append(
             row("a third of the noise", "a comparison of two models", audited_comparison(1.0, 0.01))
         )
-    for name in STEPS:
-        rows.append(row("honest", name, audited_step(name)))
+    for name in [*BESIDE_DRAWS, *STEPS]:
+        rows.append(row("honest", name, audited(name)))
         print(rows[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
     for part, runs, kind in [
         (1 / 3, 4000, "a third of the noise"),
@@ -238,7 +358,7 @@ def main():
     for kind, name, changed, target, broken in TWINS:
         with ExitStack() as stack:
             stack.enter_context(patch(target, broken))
-            rows.append(row(kind, name, audited_step(name, **changed)))
+            rows.append(row(kind, name, audited(name, **changed)))
         print(rows[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
     honest = [r for r in rows if r[0] == "honest"]
     broken = [r for r in rows if r[0] != "honest"]
@@ -249,8 +369,10 @@ def main():
         f"Lower confidence bounds on ε from guessing which of two neighbouring data sets an output comes "
         f"from ([how](../audit.md)), each pair of bounds right with probability {CONFIDENCE:g}. The model "
         f"is the mean of normal records; one record, at +1000 or at −1000, is clipped on one side or on "
-        f"the other. *From the definition* uses (ε, δ)-differential privacy alone; *as Gaussian* uses "
-        f"the trade-off curve that a composition of Gaussian releases promises.\n\n"
+        f"the other. What is released beside draws is about a made-up trial, with the draws the same in all runs; the record "
+        f"differs in what the release clips, which is its covariate, outcome or treatment. "
+        f"Normal surrogates draw from the normal approximation of law and prior in place of NUTS. *From the definition* "
+        f"uses (ε, δ)-differential privacy alone; *as Gaussian* uses the trade-off curve that a composition of Gaussian releases promises.\n\n"
         f"Of {len(honest)} honest mechanisms **{refuted[0]}** were refuted, of {len(broken)} broken "
         f"twins **{refuted[1]}**. An honest row proves nothing; the distance to the claim is what the "
         f"guess does not see, what the accounting gives away, and the number of runs. A single noisy sum "

@@ -1,8 +1,11 @@
 """The audit: its bound is one, honest steps pass, and broken twins of them are caught."""
 
 import functools
+import importlib
+import itertools
 import logging
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -21,6 +24,7 @@ from pymc_dp.federated import Owner
 from pymc_dp.privacy.accounting import gaussian_epsilon, gaussian_mu_within
 from pymc_dp.privacy.clipping import RESOLUTION
 from pymc_dp.privacy.events import Gaussian
+from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.histogram import counts_of, noisy_counts
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE
 from pymc_dp.privacy.noise import SecureNoise
@@ -403,6 +407,101 @@ def test_a_surrogate_without_its_noise_is_caught(monkeypatch):
         monkeypatch.setattr(PaidMeasurements, sums, quiet(getattr(PaidMeasurements, sums)))
     first = {"statistic": lambda run: run.draws[0, 0]}
     assert audited("normal", runs=60, epsilon=1.0, confidence=0.99, **first).violated
+
+
+# -- releases beside draws --------------------------------------------------------------------------
+
+
+class Paid:
+    """A budget for one release, whose public randomness is numbered."""
+
+    def __init__(self, z, repetition):
+        self.z, self.permit = z, Permit(0, repetition, (Gaussian(z),))
+        self.guarantee, self.noise = SimpleNamespace(run_id=repetition), SecureNoise()
+
+    def measure(self, people):
+        return PaidMeasurements(Curator(people, self.noise), PrivacyFilter(self.permit, self.z))
+
+
+def once(build):
+    """The same, called once for every first argument: compiling is not what is audited."""
+    kept = {}
+
+    def built(first, *others, **keywords):
+        if id(first) not in kept:
+            kept[id(first)] = first, build(first, *others, **keywords)
+        return kept[id(first)][1]
+
+    return built
+
+
+def trial(data):
+    with pm.Model() as model:
+        x, t = pm.Data("X", data["X"]), pm.Data("T", data["T"])
+        b = pm.Normal("b", 0, 2, shape=2)
+        pm.Bernoulli("treated", 0.5, observed=t)
+        mean = pm.Deterministic("mean", x * (b[0] * (1 - t) + b[1] * t))
+        pm.Normal("y", mean, 1, observed=pm.Data("Y", data["Y"]))
+    return dp.compile(model, **FAST)
+
+
+def average(outcome):
+    effect = dp.Average("mean", do={"T": 1}, minus={"T": 0}, outcome=outcome)
+    return lambda idata, model, **budget: dp.average(idata, model, effect, **budget).table.iloc[0]
+
+
+def squares(*given, **budget):
+    found = dp.sandwich(*given, **budget)
+    return np.r_[found.seen, found.seen_sd, found.bound]
+
+
+def checks(*given, **budget):
+    above = {"above": (lambda of: (of["y"] > -3).mean(), (0, 1))}
+    found = dp.check_predictions(*given, above, replicates=2, **budget)
+    return np.r_[found.observed, found.replicated[0]]
+
+
+# The release, how many people, and the record in either data set: of squares, two at right angles.
+BESIDE_DRAWS = {
+    "averages": (average(None), 300, {"X": FAR}, {"X": -FAR}),
+    "averages, doubly robust": (average("y"), 300, {"T": 1, "Y": FAR}, {"T": 1, "Y": -FAR}),
+    "sandwich": (squares, 300, {"T": 0, "Y": FAR}, {"T": 1, "Y": FAR}),
+    "checking": (checks, 40, {"T": 1, "X": FAR, "Y": FAR}, {"T": 1, "X": -FAR, "Y": -FAR}),
+}
+COMPILES = ("Quantities", "People", "LocalRecords", "as_variables", "theta_of", "Outcomes")
+
+
+@pytest.mark.parametrize(("part", "caught"), [(1.0, False), (1 / 8, True)])
+@pytest.mark.parametrize(
+    "which",
+    ["sandwich", *(pytest.param(w, marks=pytest.mark.sweep) for w in BESIDE_DRAWS if w != "sandwich")],
+)  # fmt: skip
+def test_what_is_released_beside_draws(which, part, caught, monkeypatch):
+    """Both data sets get the same draws, which are public. With an eighth of the noise they are told apart."""
+    release, n, one, other = BESIDE_DRAWS[which]
+    rng, budget = np.random.default_rng(1), {"epsilon": 1.0, "delta": 0.01}
+    x, t = 1 + 0.3 * rng.normal(size=n), np.arange(n) % 2
+    people = {"X": x, "T": t, "Y": x * (1 + t) + rng.normal(size=n)}
+    idata = dp.sample(
+        50, model=trial(people), chains=1, epsilon=50.0, delta=0.01, step=dp.DPSurrogate, family="normal",
+        cores=1, progressbar=False,
+    )  # fmt: skip
+    module = importlib.import_module(f"pymc_dp.assessment.{which.split(',')[0]}")
+    for name in set(COMPILES) & set(vars(module)):
+        monkeypatch.setattr(module, name, once(getattr(module, name)))
+    honest, z = SecureNoise.discrete_gaussian, dp.calibrate_noise(**budget, releases=1)
+    monkeypatch.setattr(
+        SecureNoise,
+        "discrete_gaussian",
+        lambda self, s, size, at=(): honest(self, s * part, size, at),
+    )
+    model_of, number = once(trial), itertools.count()
+    monkeypatch.setattr(module, "Payment", lambda *of, **settings: Paid(z, next(number)))
+    found = dp.audit(
+        lambda data, repetition: release(idata, model_of(data), **budget), replaced(people, one),
+        canary=other, **budget, gaussian=True, runs=200, confidence=0.99 if caught else SURE,
+    )  # fmt: skip
+    assert found.violated == caught
 
 
 # -- around the runs --------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ def test_they_are_numbered_and_each_has_its_pair():
         "10",
         "11",
         "12",
+        "13",
+        "14",
     ]
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
     assert notebooks == [source.with_suffix(".ipynb") for source in SOURCES]
