@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 import pymc as pm
+import pytensor.tensor as pt
 from pymc.model.fgraph import fgraph_from_model, model_from_fgraph
 from pytensor.graph.basic import Variable
 
@@ -25,6 +26,10 @@ def without(model: pm.Model, gone: Collection[Variable]) -> pm.Model:
     ):
         graph, memo = fgraph_from_model(model)
         copies = {memo[v] for v in gone if v in memo}
+        for dim, length in model.dim_lengths.items():
+            # A dimension must not keep the data from which its length was taken.
+            if gone & set(ancestors([length])):
+                graph._dim_lengths[dim] = pt.constant(int(length.eval()), name=dim, dtype="int64")
         for k in reversed(range(len(graph.outputs))):
             if graph.outputs[k] in copies:
                 graph.remove_output(k)

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 
 from pymc_dp.exceptions import PrivacyConfigurationError
-from pymc_dp.linalg import Vector
 from pymc_dp.mechanisms.marginals import ReleasedMarginals
+
+_Floats = NDArray[np.float64]
 
 PRIOR_SD = 2.0
 """Of every effect, in nats. Twice as much moves no coverage of ``benchmarks/release_once.py``: it is there for cells that
@@ -50,10 +51,10 @@ class _Design(NamedTuple):
     """
 
     at: NDArray[np.int64]
-    effects: Vector
+    effects: _Floats
     of: list[tuple[str, ...]]
 
-    def of_cells(self, chosen: NDArray[np.bool_], cells: slice = slice(None)) -> Vector:
+    def of_cells(self, chosen: NDArray[np.bool_], cells: slice = slice(None)) -> _Floats:
         """Of shape (cells, effects): those chosen, of these cells."""
         effects = self.effects[:, chosen]
         first, *rest = self.at[cells].T
@@ -62,7 +63,7 @@ class _Design(NamedTuple):
             total += effects[of_table]
         return total
 
-    def tables_of(self, weights: Vector) -> Vector:
+    def tables_of(self, weights: _Floats) -> _Floats:
         """Sums of cells' weights, shape (counts,)."""
         spread = np.repeat(weights, self.at.shape[1])
         return np.bincount(self.at.ravel(), spread, len(self.effects)).astype(np.float64)
@@ -82,8 +83,8 @@ class Fit(NamedTuple):
     """
 
     design: _Design
-    p: Vector
-    factor: Vector
+    p: _Floats
+    factor: _Floats
 
 
 def log_linear(
@@ -269,13 +270,13 @@ def _design(released: ReleasedMarginals) -> _Design:
     return _Design(np.column_stack(index), np.concatenate(effects, axis=1), of)
 
 
-def _contrasts(levels: int) -> Vector:
+def _contrasts(levels: int) -> _Floats:
     """Orthonormal contrasts of a column's levels, shape (levels, levels - 1)."""
     q, _ = np.linalg.qr(np.column_stack([np.ones(levels), np.eye(levels)[:, :-1]]))
     return q[:, 1:]
 
 
-def _factor(released: ReleasedMarginals, design: _Design, p: Vector) -> Vector:
+def _factor(released: ReleasedMarginals, design: _Design, p: _Floats) -> _Floats:
     """Cholesky factor of what the counts of all tables vary by, noise included."""
     counts = len(design.effects)
     S = np.eye(counts) * released.scale**2
@@ -291,10 +292,10 @@ def _factor(released: ReleasedMarginals, design: _Design, p: Vector) -> Vector:
 def _whitened_slopes(
     released: ReleasedMarginals,
     design: _Design,
-    p: Vector,
-    factor: Vector,
+    p: _Floats,
+    factor: _Floats,
     chosen: NDArray[np.bool_],
-) -> Vector:
+) -> _Floats:
     """Derivatives of the tables' means by effects, in standard deviations, shape (counts, effects)."""
     J = np.zeros((len(design.effects), int(chosen.sum())))
     mean = np.zeros(J.shape[1])
@@ -309,7 +310,7 @@ def _whitened_slopes(
     return solve_triangular(factor, J, lower=True)
 
 
-def _margin(p: Vector, released: ReleasedMarginals, columns: Sequence[str]) -> Vector:
+def _margin(p: _Floats, released: ReleasedMarginals, columns: Sequence[str]) -> _Floats:
     """Probabilities of the levels of some columns, at every cell."""
     gone = tuple(k for k, name in enumerate(released.columns) if name not in columns)
     margin = p.reshape(released.shape).sum(axis=gone, keepdims=True)
