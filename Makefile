@@ -90,6 +90,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/sandwich.py
 	$(BIN)/python benchmarks/missing.py
 	$(BIN)/python benchmarks/release_once.py
+	$(BIN)/python benchmarks/release_once.py prior
 	$(BIN)/python benchmarks/expected_shift.py
 	$(BIN)/python benchmarks/curved_mmd.py
 	$(BIN)/python benchmarks/curved_coverage.py
