@@ -33,6 +33,22 @@ def as_vectors(matrices: Vector) -> Vector:
     return np.asarray(matrices[..., i, j] * np.where(i == j, 1.0, math.sqrt(2)))
 
 
+def squares(z: Vector, weights: Vector | None = None) -> Vector:
+    r""":func:`as_vectors` of :math:`\sum_k w_k z_k z_k^\top`, shape (units, d (d + 1) / 2), of z of shape (k, units, d).
+
+    Column by column, as matrices of units are 25 times as slow to make (d = 100).
+    """
+    d, right = z.shape[2], np.ascontiguousarray(z.transpose(0, 2, 1))
+    left = right if weights is None else right * weights[:, None, :]
+    packed, start = np.empty((d * (d + 1) // 2, z.shape[1])), 0
+    for j in range(d):
+        row = packed[start : start + j + 1]
+        np.einsum("kn,kin->in", left[:, j], right[:, : j + 1], out=row)
+        row[:j] *= math.sqrt(2)
+        start += j + 1
+    return packed.T
+
+
 def as_matrix(vectors: Vector, d: int) -> Vector:
     """The inverse of :func:`as_vectors`, of one vector or of many."""
     i, j = np.tril_indices(d)

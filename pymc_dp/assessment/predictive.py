@@ -23,7 +23,7 @@ from pymc_dp.likelihood.outcomes import draws_of
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.records import RecordLikelihood
-from pymc_dp.linalg import as_vectors, clip
+from pymc_dp.linalg import clip, squares
 from pymc_dp.privacy.clipping import in_silence
 from pymc_dp.records.queries import Query, Units, Vector
 from pymc_dp.unconstrained import unconstrained
@@ -217,7 +217,7 @@ class Squares:
         """See :class:`~pymc_dp.records.queries.Query`. All units."""
         for chunk in self.of.terms(records):
             clipped = clip(np.asarray(chunk), self.bound)
-            yield as_vectors(clipped[:, :, None] * clipped[:, None, :])
+            yield squares(clipped[None])
 
 
 def contrast_basis(models: int) -> Vector:

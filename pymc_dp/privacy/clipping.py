@@ -24,12 +24,12 @@ def in_silence() -> np.errstate:
 RESOLUTION = 2**26
 """Integer that stands for one clipping bound B: a unit adds at most this much to the sum."""
 
-# Rounding in the computed norm of a d-vector is below (d + 2) 2^-53, in the factor of a vector that
+# Rounding in the computed norm of a d-vector is below (d + 2) 2^-53, 2^-36.9 at most, in the factor of a vector that
 # is clipped below 2^-22 (single precision). Scaling down by this much keeps the norm of the integer
 # vector under RESOLUTION for any d up to MAX_DIMENSION.
-_SHRINK = 1.0 - 2.0**-39
+_SHRINK = 1.0 - 2.0**-36
 _SHRINK_CLIPPED = 1.0 - 2.0**-21
-MAX_DIMENSION = 2**13
+MAX_DIMENSION = 2**16
 MAX_LENGTH = 2**20
 """Numbers of a sum of which a unit adds to few, at most: every one of them gets its own noise."""
 

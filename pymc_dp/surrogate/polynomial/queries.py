@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pymc_dp.linalg import Vector, as_vectors, clip
+from pymc_dp.linalg import Vector, clip, squares
 from pymc_dp.records.queries import Units
 from pymc_dp.records.sums import LocalRecords
 
@@ -104,4 +104,4 @@ class SecondMoments:
         """See :class:`~pymc_dp.records.queries.Query`."""
         for w in self.of.terms(records, units):
             w = clip(w, self.length)
-            yield as_vectors(w[:, :, None] * w[:, None, :])
+            yield squares(w[None])

@@ -1,0 +1,68 @@
+"""Logistic regressions with many correlated covariates, beside one release of the whole budget.
+
+python benchmarks/many_parameters.py [runs in a row]
+"""
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+import logging
+import sys
+
+import numpy as np
+from _regressions import Exact, another_run, model_of
+from _report import write_report
+from surrogate_limit import normal, one, row
+
+import pymc_dp.steps.normal
+
+SEED, N, EPSILON, DELTA = 2_064, 200_000, 1.0, 1e-6
+ROWS = [(50, 10), (50, 100), (100, 10), (100, 100)]
+"""Coefficients, and condition number of the covariates' covariance."""
+
+
+def made(rng, d, condition):
+    """Coefficients, covariates and answers. Covariates are normal, with variances of about 1 and a random basis."""
+    variances = np.geomspace(1, 1 / condition, d - 1)
+    variances *= (d - 1) / variances.sum()
+    basis, _ = np.linalg.qr(rng.normal(size=(d - 1, d - 1)))
+    X = rng.normal(size=(N, d - 1)) @ (basis * np.sqrt(variances)) @ basis.T
+    X, beta = np.column_stack([np.ones(N), X]), rng.normal(0, d**-0.5, d)
+    return beta, X, (rng.random(N) < 1 / (1 + np.exp(-X @ beta))).astype(np.int64)
+
+
+def main():
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    pymc_dp.steps.normal.draw = lambda *_: None
+    runs, rows = int(sys.argv[1]) if len(sys.argv) > 1 else 5, []
+    for k, (d, condition) in enumerate(ROWS):
+        rng, found = np.random.default_rng([SEED, k]), []
+        _, X, y = made(rng, d, condition)
+        step = normal(EPSILON, model_of("bernoulli", 1.0, X, y), {"delta": DELTA})
+        for r in range(runs):
+            truth, X, y = made(rng, d, condition)
+            run = another_run(step, r + 1, X, y)
+            found.append(one(run, Exact(run, truth), truth, r))
+            print(d, condition, np.sqrt(found[-1]["error"].mean()) / found[-1]["limit"], flush=True)
+        whole = row("", EPSILON, runs, found)
+        rows.append([d, condition, *whole[3:8], *whole[12:14], *whole[15:18]])
+        report(rows)
+
+
+def report(rows):
+    write_report(
+        "many_parameters",
+        "Many parameters without groups",
+        f"Logistic regressions of {N:,} records with an intercept and correlated normal covariates, coefficients N(0, 1/d), priors N(0, 1); "
+        f"ε = {EPSILON:g}, δ = {DELTA:g}, `DPSurrogate` without settings. *Condition* is the condition number of the covariates' covariance. "
+        "*Limit*, *error* and the others as in [the table of easy models](surrogate_limit_200000_pymc6.md): root mean square errors of "
+        "posterior means in exact posterior sds.",
+        ["coefficients", "condition", "runs", "usable", "limit", "error", "error / limit", "coverage", "standard error", "wider",
+         "error / own sd", "CPU seconds"],
+        rows,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
