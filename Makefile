@@ -75,6 +75,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/surrogate_limit.py --n 200000 --replications 10
 	$(BIN)/python benchmarks/surrogate_limit.py --real --replications 8
 	$(BIN)/python benchmarks/peers.py --diffprivlib $(VENV)-diffprivlib/bin/python
+	$(BIN)/python benchmarks/many_parameters.py
 	$(BIN)/python benchmarks/groups.py
 	$(BIN)/python benchmarks/exponential_cost.py
 	$(BIN)/python benchmarks/shards.py

@@ -65,7 +65,7 @@ FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
 class DPSurrogate(PrivateStep):
     r"""Differentially private sampling by a released surrogate of the likelihood, and the exact prior.
 
-    No setting but the budget is needed. For smooth posteriors of one mode and up to 90 parameters, of
+    No setting but the budget is needed. For smooth posteriors of one mode and up to 255 parameters, of
     hierarchical models with many groups, and of any smooth shape up to three parameters.
 
     Parameters
