@@ -639,7 +639,8 @@ def test_released_marginals_tell_nothing(tables, tells_nothing):
     other = {
         "smokes": np.where(first["smokes"] > 0, np.nan, -7.0),
         "region": [None, [1], Odd(3), "nowhere", *first["region"][4:]],
-        "age": ["not a number", Odd(4), np.inf, -np.inf, *first["age"][4:]],
+        # The last two are read with a warning.
+        "age": ["no number", Odd(4), np.inf, -np.inf, *first["age"][6:], np.ma.masked, np.ones(1)],
     }
 
     def run(values):

@@ -136,6 +136,8 @@ def test_a_release_survives_being_written_down():
         ({"tables": [("smokes", "height")]}, "A table is of"),
         ({"tables": [tuple(COLUMNS), ("age", "smokes", "region")]}, "asked for twice"),
         ({"frame": {**people(5), "age": [1.0]}}, "one value for each person"),
+        ({"frame": pd.DataFrame(people(5)).iloc[:, [0, 1, 2, 2]]}, "one value for each person"),
+        ({"columns": {"smokes": [0, 1]}}, "two columns or more"),
         ({"epsilon": -1.0}, "epsilon"),
     ],
 )  # fmt: skip

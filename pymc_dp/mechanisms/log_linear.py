@@ -55,14 +55,9 @@ class _Design(NamedTuple):
     effects: _Floats
     of: list[tuple[str, ...]]
 
-    def of_cells(self, chosen: NDArray[np.bool_], cells: slice = slice(None)) -> _Floats:
-        """Of shape (cells, effects): those chosen, of these cells."""
-        effects = self.effects[:, chosen]
-        first, *rest = self.at[cells].T
-        total = effects[first]
-        for of_table in rest:
-            total += effects[of_table]
-        return total
+    def log_p(self, effects: Any) -> Any:
+        """Of every cell, up to a constant, from what is added in every count: a tensor, or an array of shape (counts,)."""
+        return effects[self.at].sum(axis=1)
 
     def tables_of(self, weights: _Floats) -> _Floats:
         """Sums of cells' weights, shape (counts,)."""
@@ -79,13 +74,20 @@ class Fit(NamedTuple):
         Of these tables.
     p : ndarray, shape (cells,)
         Probabilities.
+    C : ndarray, shape (counts, counts)
+        Covariance of the confidential counts at `p`. Times the effects, it is the derivative of their means.
     factor : ndarray, shape (counts, counts)
-        Lower Cholesky factor of the tables' covariance at `p`.
+        Lower Cholesky factor of that of the noisy ones.
     """
 
     design: _Design
     p: _Floats
+    C: _Floats
     factor: _Floats
+
+    def slopes(self, effects: _Floats) -> _Floats:
+        """Derivatives of the tables' means by effects, in standard deviations, shape (counts, effects)."""
+        return np.asarray(solve_triangular(self.factor, self.C @ effects, lower=True))
 
 
 def log_linear(
@@ -128,25 +130,21 @@ def log_linear(
         raise PrivacyConfigurationError(
             f"{name!r}: `columns` must be some of {list(released.columns)}. Found {columns!r}."
         )
-    design, p, factor = fitted(released)
-    chosen = np.array([set(of) <= set(asked) for of in design.of])
-    X = design.of_cells(chosen)
+    fit = fitted(released)
+    design, p, n = fit.design, fit.p, released.n_records
+    E = design.effects[:, [set(of) <= set(asked) for of in design.of]]
+    of_prior = np.eye(E.shape[1]) / PRIOR_SD**2
     # Nearest to what the fit says of these columns, given which the others stay as they are.
-    margin = _margin(p, released, asked)
-    centred = X - p @ X
-    weighted = centred * p[:, None]
-    centre = np.linalg.solve(
-        weighted.T @ centred + np.eye(X.shape[1]) * 1e-9, weighted.T @ np.log(margin)
-    )
-    WJ = _whitened_slopes(released, design, p, factor, chosen)
-    H = WJ.T @ WJ + np.eye(X.shape[1]) / PRIOR_SD**2
-    V = np.linalg.cholesky(np.linalg.inv(H))
+    log_margin = p * np.log(_margin(p, released, asked))
+    covaried = design.tables_of(log_margin) - design.tables_of(p) * log_margin.sum()
+    centre = np.linalg.solve(E.T @ fit.C @ E + of_prior, n * E.T @ covaried)
+    WJ = fit.slopes(E)
+    V = np.linalg.cholesky(np.linalg.inv(WJ.T @ WJ + of_prior))
     inverse = solve_triangular(V, np.eye(len(V)), lower=True)
     xi = pm.MvNormal(
         name, mu=-inverse @ centre, chol=PRIOR_SD * inverse, shape=len(V), initval=np.zeros(len(V))
     )
-    effects = centre + pt.dot(V, xi)
-    return pt.dot(design.effects[:, chosen], effects)[design.at].sum(axis=1)
+    return design.log_p(pt.dot(E, centre + pt.dot(V, xi)))
 
 
 def NoisyMarginals(name: str, logp: Any, *, observed: ReleasedMarginals) -> Any:  # noqa: N802
@@ -191,11 +189,12 @@ def NoisyMarginals(name: str, logp: Any, *, observed: ReleasedMarginals) -> Any:
         raise PrivacyConfigurationError(
             f"{name!r}: `observed` is what `release_marginals` returns. Found {type(observed).__name__}."
         )
-    design, p, factor = fitted(observed)
+    fit = fitted(observed)
+    design = fit.design
     logp = pt.as_tensor_variable(logp)
-    if logp.ndim != 1 or logp.type.shape[0] not in (None, len(p)):
+    if logp.ndim != 1 or logp.type.shape[0] not in (None, len(fit.p)):
         raise PrivacyConfigurationError(
-            f"{name!r}: `logp` must have one entry for each of the {len(p):,} rows of `cells()`. Found a tensor of shape "
+            f"{name!r}: `logp` must have one entry for each of the {len(fit.p):,} rows of `cells()`. Found a tensor of shape "
             f"{logp.type.shape}."
         )
     probability = pt.special.softmax(logp)
@@ -204,7 +203,7 @@ def NoisyMarginals(name: str, logp: Any, *, observed: ReleasedMarginals) -> Any:
     return pm.MvNormal(
         name,
         mu=observed.n_records * pt.inc_subtensor(counts, each),
-        chol=factor,
+        chol=fit.factor,
         observed=np.concatenate([x.ravel() for x in observed.counts]).astype(float),
     )
 
@@ -222,25 +221,21 @@ def fitted(released: ReleasedMarginals) -> Fit:
     Fit
     """
     design = _design(released)
-    X = design.of_cells(np.ones(design.effects.shape[1], bool))
+    E, n = design.effects, released.n_records
     s = np.concatenate([x.ravel() for x in released.counts]).astype(float)
-    effects = np.zeros(X.shape[1])
-    every = np.ones(X.shape[1], bool)
+    effects, of_prior = np.zeros(E.shape[1]), np.eye(E.shape[1]) / PRIOR_SD**2
     for _ in range(_MOST_STEPS):
-        eta = X @ effects
-        p = np.exp(eta - eta.max())
-        p /= p.sum()
-        factor = _factor(released, design, p)
-        WJ = _whitened_slopes(released, design, p, factor, every)
-        r = solve_triangular(factor, s - released.n_records * design.tables_of(p), lower=True)
-        H = WJ.T @ WJ + np.eye(len(effects)) / PRIOR_SD**2
-        step = cho_solve((cholesky(H, lower=True), True), WJ.T @ r - effects / PRIOR_SD**2)
+        fit = _at(E @ effects, design, released)
+        WJ = fit.slopes(E)
+        r = solve_triangular(fit.factor, s - n * design.tables_of(fit.p), lower=True)
+        H = WJ.T @ WJ + of_prior
+        step = cho_solve((cholesky(H, lower=True), True), WJ.T @ r - of_prior @ effects)
         # Where the law is far from the data no effect moves by more than a nat.
         step *= min(1.0, 1 / np.abs(step).max())
         effects += step
         if np.sqrt(step @ H @ step) < _LEAST_STEP:
             break
-    return Fit(design, p, factor)
+    return fit
 
 
 def _design(released: ReleasedMarginals) -> _Design:
@@ -277,38 +272,20 @@ def _contrasts(levels: int) -> _Floats:
     return q[:, 1:]
 
 
-def _factor(released: ReleasedMarginals, design: _Design, p: _Floats) -> _Floats:
-    """Cholesky factor of what the counts of all tables vary by, noise included."""
-    counts = len(design.effects)
-    S = np.eye(counts) * released.scale**2
+def _at(added: _Floats, design: _Design, released: ReleasedMarginals) -> Fit:
+    """The law of which `added` is what its effects add in every count."""
+    log_p = design.log_p(added)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    counts, mean = len(design.effects), design.tables_of(p)
+    C = -np.outer(mean, mean)
     for start in range(0, len(p), _CHUNK):
         part = slice(start, start + _CHUNK)
         A = np.zeros((len(design.at[part]), counts))
         np.put_along_axis(A, design.at[part], 1.0, axis=1)
-        S += released.n_records * (A.T @ (A * p[part, None]))
-    mean = design.tables_of(p)
-    return cholesky(S - released.n_records * np.outer(mean, mean), lower=True)
-
-
-def _whitened_slopes(
-    released: ReleasedMarginals,
-    design: _Design,
-    p: _Floats,
-    factor: _Floats,
-    chosen: NDArray[np.bool_],
-) -> _Floats:
-    """Derivatives of the tables' means by effects, in standard deviations, shape (counts, effects)."""
-    J = np.zeros((len(design.effects), int(chosen.sum())))
-    mean = np.zeros(J.shape[1])
-    for start in range(0, len(p), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        A = np.zeros((len(design.at[part]), len(J)))
-        np.put_along_axis(A, design.at[part], 1.0, axis=1)
-        X = design.of_cells(chosen, part) * p[part, None]
-        J += A.T @ X
-        mean += X.sum(axis=0)
-    J = released.n_records * (J - np.outer(design.tables_of(p), mean))
-    return solve_triangular(factor, J, lower=True)
+        C += A.T @ (A * p[part, None])
+    C *= released.n_records
+    return Fit(design, p, C, cholesky(C + np.eye(counts) * released.scale**2, lower=True))
 
 
 def _margin(p: _Floats, released: ReleasedMarginals, columns: Sequence[str]) -> _Floats:

@@ -6,6 +6,7 @@ The curator's side. What an analyst makes of them is in :mod:`pymc_dp.mechanisms
 
 import json
 import math
+import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -248,11 +249,12 @@ def release_marginals(
     missing = [name for name in levels if name not in frame]
     if missing:
         raise PrivacyConfigurationError(f"`frame` has no column {missing[0]!r}.")
-    sizes = {name: len(frame[name]) for name in levels}
-    n = next(iter(sizes.values()))
-    if set(sizes.values()) != {n} or n == 0:
+    # A column that is there twice is a table, of the same length.
+    sizes = {name: getattr(frame[name], "shape", (len(frame[name]),)) for name in levels}
+    ((n, *more), *others) = set(sizes.values())
+    if more or others or n == 0:
         raise PrivacyConfigurationError(
-            f"Columns of `frame` must have one value for each person. Found lengths {sizes}."
+            f"Columns of `frame` must have one value for each person. Found shapes {sizes}."
         )
     sensitivity = math.sqrt(2 * len(chosen))
     law = noise_law(
@@ -264,10 +266,12 @@ def release_marginals(
     pay(ledger, "release_marginals", description, event)
 
     # From here on the data are read.
-    codes = {
-        name: np.fromiter((coder(value) for value in frame[name]), np.int64, n)
-        for name, coder in coders.items()
-    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a value is masked, say
+        codes = {
+            name: np.fromiter((coder(value) for value in frame[name]), np.int64, n)
+            for name, coder in coders.items()
+        }
     counts = []
     for table in chosen:
         shape = tuple(len(levels[name]) for name in table)
@@ -321,6 +325,8 @@ def _coder(name: str, said: Any) -> tuple[Callable[[Any], int], list[Any]]:
 
 def _tables(columns: list[str], tables: Iterable[Sequence[str]] | None) -> list[tuple[str, ...]]:
     chosen = list(combinations(columns, 2) if tables is None else map(tuple, tables))
+    if not chosen:
+        raise PrivacyConfigurationError("A table is of two columns or more, and there is none.")
     for table in chosen:
         if len(table) < 2 or len(set(table)) != len(table) or not set(table) <= set(columns):
             raise PrivacyConfigurationError(

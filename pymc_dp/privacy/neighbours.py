@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pymc_dp.exceptions import PrivacyConfigurationError
+from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION
 from pymc_dp.privacy.events import Event, Gaussian, GaussianOrL2, L2Mechanism, Pure
 
-_TRUNCATED = 1 + 2.0**-19
-r"""Above :math:`\sqrt{1 + 2 \sqrt D / R + 2^{-48}}` for D up to 2^13 and R = 2^26; the last part is for rounding."""
+_TRUNCATED = 1 + math.sqrt(MAX_DIMENSION) / RESOLUTION + 2.0**-48
+r"""Above :math:`\sqrt{1 + 2 \sqrt D / R + 2^{-48}}` for any D that a unit's term may have; the last part is for rounding."""
 
 
 LAPLACE_TAIL = 1.7

@@ -194,8 +194,9 @@ class Deviation:
             yield chunk @ W - self.centres[upto : (upto := upto + len(chunk))]
 
 
-_SLICE = 100
-"""Units whose information is computed at a time: of 100 parameters it takes 4 MB. A tenth as many, or ten times: twice as slow."""
+_SLICE, _LEAST_SLICE = 2**17, 300
+"""Numbers of units' information that are computed at a time, 1 MB, but of so many units at least, for what a slice costs by itself. All
+units of a chunk at a time take two to four times as long for 3 to 100 parameters, slices of 100 units up to ten times, of 3."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,8 +240,9 @@ class Information:
             z = finite_scores(of.simulated @ W)
             weights = of.weights / self.tempering
             kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)
-            for start in range(0, z.shape[1], _SLICE):
-                few = slice(start, start + _SLICE)
+            size = max(_LEAST_SLICE, _SLICE // self.dimension)
+            for start in range(0, z.shape[1], size):
+                few = slice(start, start + size)
                 both = [squares(z[:, few], weights[:, few])]
                 if self.kept == "matrix":
                     both.append(squares(z[:, few], kept[:, few]))

@@ -11,7 +11,7 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 import pymc_dp as dp
 from pymc_dp.federated import Owner
 from pymc_dp.privacy.accounting import gaussian_mu
-from pymc_dp.privacy.clipping import RESOLUTION, clipped_sum
+from pymc_dp.privacy.clipping import MAX_DIMENSION, RESOLUTION, clipped_sum
 from pymc_dp.privacy.events import BarkerBatch, Gaussian, PoissonGaussian
 from pymc_dp.privacy.guarantee import at_most
 from pymc_dp.privacy.histogram import counts_of, noisy_counts
@@ -241,3 +241,9 @@ def test_an_owner_takes_no_account_of_the_other_kind(logistic):
     with pytest.raises(dp.PrivacyConfigurationError, match="add-or-remove"):
         Owner(epsilon=0.5, ledger=ledger, ratios=3, ratio_share=1, model=logistic())
     assert ledger.spent() == 0
+
+
+def test_an_acute_sum_has_room_for_the_truncation_of_the_longest_terms():
+    """An inner product of two images is not below -2 R √D, whatever D may be: the first step of the proof of second moments."""
+    needed = math.sqrt(2 * (1 + 2 * math.sqrt(MAX_DIMENSION) / RESOLUTION))
+    assert SUBSTITUTE_ONE.of_acute_sum(1.0) >= needed

@@ -389,7 +389,7 @@ def test_sums_have_noise_of_their_sensitivity(relation, kept):
     length = {"matrix": 6, "diagonal": 5, "nothing": 3}[kept]
     _, sd = measure.sum(of, 0.5, 0.25)
     _, of_score = measure.sum(Score(theta, np.eye(2), 1.0), 0.5, 0.25)
-    ratio = math.sqrt(relation.terms) * (1 + 2.0**-19)
+    ratio = math.sqrt(relation.terms) * (1 + 2.0**-18 + 2.0**-48)
     assert of.dimension == length == scales[0][1]
     assert scales[0][0] == pytest.approx(ratio * RESOLUTION / 0.5, rel=1e-8)
     assert sd == pytest.approx(ratio * 0.5 / 0.5 * math.sqrt(length + 1), rel=1e-6)
