@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pymc as pm
+from _quick import normal_draws
 from _report import write_report
 
 import pymc_dp as dp
@@ -33,6 +34,7 @@ from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.steps.exponential import direction
 
 FAR = 1e3
+DRAWS = normal_draws(lambda: np.random.default_rng(0))  # the same public seed in every run
 CONFIDENCE = 0.99
 COMPILE = {"compile_kwargs": {"mode": "FAST_COMPILE"}}  # few records: interpreting is as fast
 
@@ -82,18 +84,11 @@ STEPS = {
 }  # fmt: skip
 
 
-def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
-    """Of the law's normal approximation, in place of NUTS: thousands of runs would each compile it."""
-    r = surrogate.posterior
-    e = np.random.default_rng(0).normal(size=(chains, draws, len(r.mean)))
-    return r.mean + e @ np.linalg.cholesky(r.covariance).T
-
-
 def audited_step(name, **changed):
     step, n, settings = STEPS[name]
     keywords = {"epsilon": 2.0, "delta": 0.01, "runs": 3000, **settings, **changed}
     y = records(n, spread=step is dp.DPSurrogate)
-    with patch("pymc_dp.steps.normal.draw", normal_draws):
+    with patch("pymc_dp.steps.normal.draw", DRAWS):
         return dp.audit(
             mean_of, y, canary=-FAR, step=step, confidence=CONFIDENCE, **keywords, **COMPILE
         )
@@ -214,7 +209,7 @@ def people(n):
 def public_draws(n):
     """Of other people, with little noise. Some runs are not usable."""
     while True:
-        with patch("pymc_dp.steps.normal.draw", normal_draws):
+        with patch("pymc_dp.steps.normal.draw", DRAWS):
             idata = dp.sample(
                 100, model=trial(people(n)), chains=1, epsilon=1e4 / n, delta=0.01, step=dp.DPSurrogate,
                 family="normal", cores=1, progressbar=False,

@@ -7,19 +7,17 @@ import os
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-import logging
 import math
 import sys
 
 import numpy as np
 import pymc as pm
+from _quick import quicken
 from _report import write_report
 from scipy.special import expit
 
 import pymc_dp as dp
 import pymc_dp.assessment.averages as averages
-import pymc_dp.sampling
-import pymc_dp.steps.normal
 from pymc_dp.privacy.accounting import composed_epsilon
 from pymc_dp.privacy.events import Gaussian
 
@@ -30,14 +28,6 @@ CLIP = 0.1
 """Propensities of what noise is put on the output of are between this and 0.9, as is usual."""
 A, B, TAU = -0.3, np.array([0.5, 0.3, -0.4]), 0.6
 OUTCOMES = {"logistic": expit, "linear": lambda eta: eta}
-_rng = np.random.default_rng(SEED)
-
-
-def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
-    """Of the law's normal approximation, in place of NUTS: hundreds of runs would each compile it."""
-    r = surrogate.posterior
-    e = _rng.normal(size=(chains, draws, len(r.mean)))
-    return r.mean + e @ np.linalg.cholesky(r.covariance).T
 
 
 def model_of(kind):
@@ -179,9 +169,7 @@ CONFOUNDED = np.array([0.5, -0.4, 0.3])
 
 
 def main():
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    pymc_dp.steps.normal.draw = normal_draws
-    pymc_dp.sampling._rehearse = lambda step, for_host: None
+    quicken(SEED)
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     first = int(sys.argv[2]) if len(sys.argv) > 2 else SEED
     rows = []

@@ -8,28 +8,18 @@ import os
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import json
-import logging
 import math
 import sys
 
 import numpy as np
 import pymc as pm
+from _quick import quicken
 from _report import write_report
 
 import pymc_dp as dp
-import pymc_dp.sampling
-import pymc_dp.steps.normal
 from pymc_dp.compat import groups_of
 
 SEED, YEARS, DELTA = 2027, 5, 1e-6
-_rng = np.random.default_rng(SEED)
-
-
-def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
-    """Of the law's normal approximation, in place of NUTS: thousands of runs would each compile it."""
-    r = surrogate.posterior
-    e = _rng.normal(size=(chains, draws, len(r.mean)))
-    return r.mean + e @ np.linalg.cholesky(r.covariance).T
 
 
 def model_of(n, d, kind):
@@ -113,9 +103,7 @@ def cell(kind, n, d, beta, epsilon, repetitions, seed):
 
 
 def main():
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    pymc_dp.steps.normal.draw = normal_draws
-    pymc_dp.sampling._rehearse = lambda step, for_host: None
+    quicken(SEED)
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     rows = []
     for k, (name, (*parts, epsilons)) in enumerate(CELLS.items()):

@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 import pymc as pm
+from _quick import normal_draws
 from _regressions import earnings, rand
 from _report import write_report
 
@@ -102,13 +103,6 @@ CELLS = {
 }  # fmt: skip
 
 
-def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
-    """Of the law's normal approximation, in place of NUTS: thousands of runs would each compile it."""
-    r = surrogate.posterior
-    e = np.random.default_rng(0).normal(size=(chains, draws, len(r.mean)))
-    return r.mean + e @ np.linalg.cholesky(r.covariance).T
-
-
 def in_sample(likelihood, thetas):
     """Log predictive densities, and WAIC's variances, of every unit."""
     l = np.array([likelihood(theta) for theta in thetas])  # noqa: E741
@@ -157,7 +151,7 @@ def cell(draw, *builds, repetitions, seed):
 
 def main():
     logging.getLogger("pymc").setLevel(logging.ERROR)
-    pymc_dp.steps.normal.draw = normal_draws
+    pymc_dp.steps.normal.draw = normal_draws(lambda: np.random.default_rng(0))
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     rows, bias = [], []
     for k, (name, parts) in enumerate(CELLS.items()):

@@ -7,6 +7,7 @@ import logging
 
 import numpy as np
 import pymc as pm
+from _quick import normal_draws
 from _report import write_report
 
 import pymc_dp as dp
@@ -48,13 +49,6 @@ MODELS = {
 }
 
 
-def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
-    """Of the law's normal approximation."""
-    p = surrogate.posterior
-    z = np.random.default_rng(0).standard_normal((chains, draws, len(p.mean)))
-    return p.mean + z @ np.linalg.cholesky(p.covariance).T
-
-
 def run(family, compiled, epsilon, seed):
     """Mean of the draws, and what the run says of itself."""
     step = dp.DPSurrogate(
@@ -68,7 +62,7 @@ def run(family, compiled, epsilon, seed):
 
 def main():
     logging.getLogger("pymc").setLevel(logging.CRITICAL)
-    pymc_dp.steps.normal.draw = normal_draws
+    pymc_dp.steps.normal.draw = normal_draws(lambda: np.random.default_rng(0))
     rows = []
     for name, build in MODELS.items():
         found = {}

@@ -7,17 +7,14 @@ import os
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-import logging
 import sys
-import warnings
 
 import numpy as np
 import pymc as pm
+from _quick import quicken
 from _report import write_report
 
 import pymc_dp as dp
-import pymc_dp.sampling
-import pymc_dp.steps.normal
 from pymc_dp.compat import groups_of
 
 SEED, N, DELTA, DRAWS = 2031, 20_000, 1e-6, 400
@@ -25,14 +22,6 @@ TRUTH = {"a": -0.3, "b": 0.6, "c": -0.5, "d": 0.3}
 """Of the outcome: intercept, and coefficients of x (normal), s (binary) and z (seen)."""
 GAPS = {"logistic": -0.84, "linear": -0.72}
 """So that 30 % of x and 30 % of s are missing."""
-_rng = np.random.default_rng(SEED)
-
-
-def normal_draws(surrogate, log_public, draws, chains, nuts_sampler):
-    """Of the law's normal approximation, in place of NUTS: hundreds of runs would each compile it."""
-    r = surrogate.posterior
-    e = _rng.normal(size=(chains, draws, len(r.mean)))
-    return r.mean + e @ np.linalg.cholesky(r.covariance).T
 
 
 def draw_data(rng, n, kind):
@@ -133,16 +122,8 @@ def cell(kind, epsilons, repetitions, seed, after=lambda found: None):
     return found
 
 
-def quicken():
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    logging.getLogger("pymc_dp").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    pymc_dp.steps.normal.draw = normal_draws
-    pymc_dp.sampling._rehearse = lambda step, for_host: None
-
-
 def main():
-    quicken()
+    quicken(SEED)
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     report({kind: cell(kind, (1.0, 3.0), repetitions, SEED + k) for k, kind in enumerate(GAPS)})
 

@@ -8,22 +8,18 @@ import os
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-import logging
 import math
 import sys
-import warnings
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+from _quick import quicken
 from _report import write_report
-from combine import normal_draws
 from scipy.special import expit, softmax
 
 import pymc_dp as dp
 import pymc_dp.mechanisms.log_linear as log_linear
-import pymc_dp.sampling
-import pymc_dp.steps.normal
 from pymc_dp.compat import groups_of
 
 SEED, N, EPSILON, DELTA = 5_200, 30_000, 1.0, 1e-6
@@ -102,12 +98,6 @@ def estimate(kind, y, X, w):
     return b
 
 
-def law_of(kind, eta):
-    """Of an outcome, but for what belongs to all records."""
-    return {"logistic": lambda: pm.Bernoulli.dist(logit_p=eta), "poisson": lambda: pm.Poisson.dist(pt.exp(eta)),
-            "normal": lambda: pm.Normal.dist(eta, pm.HalfNormal("sigma", 2))}[kind]()  # fmt: skip
-
-
 def model_of(kind, k):
     """For the default sampler."""
     with pm.Model() as model:
@@ -155,11 +145,7 @@ BY_NUTS = ("smokes, five covariates", "smokes by sex", "migrant by region and ag
 
 
 def main():
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    logging.getLogger("nutpie").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    pymc_dp.steps.normal.draw = normal_draws
-    pymc_dp.sampling._rehearse = lambda step, for_host: None
+    quicken(SEED)
     if sys.argv[1:2] == ["prior"]:
         report_priors()
         return
@@ -173,10 +159,8 @@ def main():
 
 def measured(rng, n, repetitions, compared, with_nuts=(), after=lambda found: None):
     """Errors and coverage of all models, of so many data sets of n people."""
-    p, designs = (
-        population(),
-        {name: design(CELLS, terms) for name, (_, _, terms) in MODELS.items()},
-    )
+    p = population()
+    designs = {name: design(CELLS, terms) for name, (_, _, terms) in MODELS.items()}
     outcomes = {name: np.asarray(of(CELLS), float) for name, (_, of, _) in MODELS.items()}
     kinds = {name: kind for name, (kind, _, _) in MODELS.items()}
     truth = {name: estimate(kinds[name], outcomes[name], designs[name], p) for name in MODELS}
@@ -239,7 +223,6 @@ def rows_of(found):
     rows = []
     for name, f in found.items():
         f = {key: np.array(values, float) for key, values in f.items()}
-
         rows.append([
             name, len(f["ours"]), float(f["inside"].mean()), float(f["inside"].mean(axis=0).min()),
             float(f["nuts"].mean()) if len(f["nuts"]) else "", len(f["nuts"]) or "",

@@ -7,18 +7,15 @@ import os
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-import logging
 import sys
 
 import numpy as np
 import pymc as pm
 import statsmodels.api as sm
+from _quick import quicken
 from _report import write_report
-from combine import normal_draws
 
 import pymc_dp as dp
-import pymc_dp.sampling
-import pymc_dp.steps.normal
 from pymc_dp.compat import groups_of
 
 SEED, N, DELTA, EPSILON, OF_SANDWICH = 2031, 40_000, 1e-6, 1.0, 0.3
@@ -128,9 +125,7 @@ def cell(draw, kind, rows, repetitions, seed, n=N, epsilon=EPSILON, of_sandwich=
 
 
 def main():
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    pymc_dp.steps.normal.draw = normal_draws
-    pymc_dp.sampling._rehearse = lambda step, for_host: None
+    quicken(SEED)
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 150
     rows = []
     for k, (name, design) in enumerate(DESIGNS.items()):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pymc_dp.exceptions import PrivacyConfigurationError, refuses_from_outside
 from pymc_dp.mechanisms.curator import MARGIN, pay, with_noise
 from pymc_dp.mechanisms.law import charged_multiplier, noise_law
+from pymc_dp.mechanisms.released import reading
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.ledger import PrivacyLedger
 
@@ -164,15 +165,11 @@ class ReleasedMarginals:
         PrivacyConfigurationError
             If the text is not such a release.
         """
-        try:
+        with reading("release of marginals"):
             fields = json.loads(text)
             fields["counts"] = [np.asarray(x, np.int64) for x in fields["counts"]]
             fields["tables"] = [tuple(table) for table in fields["tables"]]
             return cls(**fields)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise PrivacyConfigurationError(
-                "This text is not a release of marginals as `to_json` writes it."
-            ) from error
 
 
 @refuses_from_outside

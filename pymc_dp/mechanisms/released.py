@@ -1,6 +1,8 @@
 """What a curator publishes: a noisy statistic and everything public about it."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +11,17 @@ from numpy.typing import NDArray
 
 from pymc_dp.exceptions import PrivacyConfigurationError
 from pymc_dp.mechanisms.law import Family, NoiseLaw
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Refuse a text that is not what it should be, whatever is wrong with it."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PrivacyConfigurationError(
+            f"This text is not a {what} as `to_json` writes it."
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,13 +112,9 @@ class ReleasedStatistic:
         PrivacyConfigurationError
             If the text is not such a record.
         """
-        try:
+        with reading("released statistic"):
             fields = json.loads(text)
             value = np.asarray(fields.pop("value"), np.int64 if fields["discrete"] else np.float64)
             if fields.get("bounds"):
                 fields["bounds"] = tuple(fields["bounds"])
             return cls(value, **fields)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise PrivacyConfigurationError(
-                "This text is not a released statistic as `to_json` writes it."
-            ) from error
