@@ -27,12 +27,7 @@ def make_logistic(n: int = 120, d: int = 2, seed: int = 0) -> pm.Model:
     return model
 
 
-@pytest.fixture(autouse=True)
-def repeatable(monkeypatch):
-    """The secure source draws the same in every run of a test, so that none fails by chance.
-
-    Its own law, and that no seed reaches it, are tested in `privacy`, where this does not hold.
-    """
+def _draw_the_same(monkeypatch):
     rng = np.random.default_rng(20261122)
 
     def discrete_gaussian(self, scale, size, at=()):
@@ -52,6 +47,25 @@ def repeatable(monkeypatch):
     monkeypatch.setattr(SecureNoise, "discrete_laplace", discrete_laplace)
     monkeypatch.setattr(SecureNoise, "l2", l2)
     monkeypatch.setattr(SecureNoise, "words", words)
+
+
+@pytest.fixture(autouse=True)
+def repeatable(monkeypatch):
+    """The secure source draws the same in every run of a test, so that none fails by chance.
+
+    Its own law, and that no seed reaches it, are tested in `privacy`, where this does not hold.
+    """
+    _draw_the_same(monkeypatch)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    """What is made once for many tests is the same whichever of them comes first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        _draw_the_same(patch)
+        return (yield)
 
 
 @pytest.fixture
