@@ -13,12 +13,13 @@ import sys
 import numpy as np
 from _regressions import Exact, another_run, model_of
 from _report import write_report
+from scipy.special import expit
 from surrogate_limit import normal, one, row
 
 import pymc_dp.steps.normal
 
 SEED, N, EPSILON, DELTA = 2_064, 200_000, 1.0, 1e-6
-ROWS = [(50, 10), (50, 100), (100, 10), (100, 100)]
+ROWS = [(50, 10), (50, 100), (100, 10), (100, 100), (200, 10), (200, 100)]
 """Coefficients, and condition number of the covariates' covariance."""
 
 
@@ -32,6 +33,18 @@ def made(rng, d, condition):
     return beta, X, (rng.random(N) < 1 / (1 + np.exp(-X @ beta))).astype(np.int64)
 
 
+class ExactLogistic(Exact):
+    """The same of a logistic regression, whose information needs no differences."""
+
+    def __init__(self, step, start, X):
+        self._X = X
+        super().__init__(step, start)
+
+    def _information(self, theta):
+        p = expit(self._X @ theta)
+        return self._X.T @ (self._X * (p * (1 - p))[:, None])
+
+
 def main():
     logging.getLogger("pymc").setLevel(logging.ERROR)
     pymc_dp.steps.normal.draw = lambda *_: None
@@ -43,7 +56,7 @@ def main():
         for r in range(runs):
             truth, X, y = made(rng, d, condition)
             run = another_run(step, r + 1, X, y)
-            found.append(one(run, Exact(run, truth), truth, r))
+            found.append(one(run, ExactLogistic(run, truth, X), truth, r))
             print(d, condition, np.sqrt(found[-1]["error"].mean()) / found[-1]["limit"], flush=True)
         whole = row("", EPSILON, runs, found)
         rows.append([d, condition, *whole[3:8], *whole[12:14], *whole[15:18]])

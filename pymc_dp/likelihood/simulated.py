@@ -7,18 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
+from pymc.distributions.censored import CensoredRV
 from pymc.distributions.distribution import SymbolicRandomVariable
 from pytensor.graph.basic import Variable
 from pytensor.tensor.random.basic import BernoulliRV, CategoricalRV
 from pytensor.tensor.random.op import RandomVariable
 
-from pymc_dp.compat import graph_inputs, io_toposort
+from pymc_dp.compat import ancestors, graph_inputs, io_toposort
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import Chunk
 from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.local import LocalGradients
 from pymc_dp.likelihood.made_up import made_up_rows
+from pymc_dp.likelihood.nodes import RecordData
 from pymc_dp.likelihood.outcomes import Outcomes, Rows
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.records import RecordLikelihood
@@ -106,6 +108,7 @@ class SimulatedScores:
     ):
         model, roles = parameters.model, likelihood.roles
         _refuse_foreign_laws(list(model.observed_RVs))
+        _refuse_ends_of_records(list(model.observed_RVs), roles.record_data)
         self._likelihood, self._gradients = likelihood, gradients
         self._values = None
         if roles.unit_of_record is None and len(model.observed_RVs) == 1:
@@ -275,6 +278,18 @@ def _refuse_foreign_laws(outcomes: list[Variable]) -> None:
         inner = getattr(op, "fgraph", None)
         if inner is not None:
             _refuse_foreign_laws(list(inner.outputs))
+
+
+def _refuse_ends_of_records(outcomes: list[Variable], leaves: Sequence[RecordData]) -> None:
+    """Refuse bounds of censoring that records bring along: they are part of the outcome as a rule.
+
+    Who died has no bound, as nobody knows when he would have been lost; he would be drawn lives beyond the end of the study then, and a
+    Weibull model of lives has twice the information that its data have.
+    """
+    private = {leaf.variable for leaf in leaves if leaf.private}
+    for node in io_toposort(list(graph_inputs(outcomes)), outcomes):
+        if isinstance(node.op, CensoredRV) and not private.isdisjoint(ancestors(node.inputs[1:3])):
+            raise UnsupportedModelError("Records have bounds of their own.")
 
 
 def _few_values(rv: Variable) -> list[int] | None:

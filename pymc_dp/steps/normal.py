@@ -53,7 +53,7 @@ of all of the budget's, is .84 in four dimensions at ε = 1, and .9 in eight."""
 
 _OBSERVED = Note(
     "model",
-    "The model's outcomes cannot be drawn by PyMC's own laws (it has a `CustomDist`, perhaps), so how sharp the likelihood is "
+    "The model's outcomes cannot be drawn by PyMC's own laws (it has a `CustomDist`, or bounds of `Censored` for each record), so how sharp the likelihood is "
     "was taken from the squares of its slopes. Where the model is wrong, intervals may be a quarter too narrow or too wide.",
 )
 _CUT_SHORT = Note(

@@ -468,6 +468,25 @@ def test_others_code_does_not_draw(law):
     assert dp.compile(model, compile_kwargs=FAST).simulated is None
 
 
+@pytest.mark.parametrize(("public", "drawn"), [([], False), (["end"], True)])
+def test_ends_that_records_bring_along_are_no_part_of_the_law(public, drawn):
+    """Who died has none, and would be drawn lives beyond the study: half of the information of that law is not in the data."""
+    life = np.random.default_rng(0).weibull(1.5, N)
+    dead = life < 1
+    with pm.Model(coords={"unit": range(N)}) as model:
+        a = pm.Normal("a", 0, 1)
+        law = pm.Weibull.dist(alpha=1.5, beta=pm.math.exp(a))
+        end = pm.Data("end", np.where(dead, np.inf, 1.0), dims="unit")
+        pm.Censored("y", law, None, end, observed=np.minimum(life, 1), dims="unit")
+    of_records = dp.compile(model, compile_kwargs=FAST, public=public)
+    assert (of_records.simulated is not None) == drawn
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 1)
+        law = pm.Weibull.dist(alpha=1.5, beta=pm.math.exp(a))
+        pm.Censored("y", law, lower=None, upper=1.0, observed=np.minimum(life, 1))
+    assert dp.compile(model, compile_kwargs=FAST).simulated is not None
+
+
 def test_lengths_of_all_queries_can_be_counted():
     theta, V = place("logistic")
     for of in (Gradient(theta, V), Score(theta, V, 0.3), Information(theta, V, 0.3)):
