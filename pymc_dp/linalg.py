@@ -81,9 +81,11 @@ def power(matrix: Vector, p: float) -> Vector:
 
 
 def positive(matrix: Vector, least: float = 1e-9) -> Vector:
-    """Symmetric, with negative eigenvalues taken for `least`."""
+    """Symmetric, with negative eigenvalues taken for `least`; of one matrix or of many, shape (..., d, d)."""
     values, vectors = np.linalg.eigh(matrix)
-    return np.asarray((vectors * np.maximum(values, least)) @ vectors.T)
+    return np.asarray(
+        (vectors * np.maximum(values, least)[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+    )
 
 
 def denoised(matrix: Vector, sd: float) -> Vector:

@@ -56,10 +56,9 @@ def law_model(compiled: CompiledModel) -> LawModel:
         law = LawModel(compiled.parameters, cut)
     if law.n_rest > MOST_REST:
         raise UnsupportedModelError(
-            f"Groups are sampled where their effects are independent and normal given their mean and scale, as in "
-            f"`pm.Normal('a', mu, tau, dims='group')`. Of the parameters, {law.n_rest} are not: effects that are correlated "
-            "(`LKJCholeskyCov`, `MvNormal`), along a path (`GaussianRandomWalk`) or of another law. Write them as "
-            "independent ones, one array for each. Nothing was spent."
+            f"Groups are sampled where their effects are normal given the rest, group by group, as in `pm.Normal('a', mu, tau, "
+            f"dims='group')` or `pm.MvNormal('a', mu, chol=chol, dims=('group', 'effect'))`. Of the parameters, {law.n_rest} are not: effects "
+            "along a path (`GaussianRandomWalk`), or of another law. Nothing was spent."
         )
     return law
 

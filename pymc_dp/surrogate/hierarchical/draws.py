@@ -3,9 +3,9 @@ r"""Draws of the law that evaluations leave: the exact prior, times a normal lik
 .. math:: p(\theta \mid \text{evaluations}) \propto p(\theta)\,
     e^{-\frac12 u^\top K u + k^\top u}, \qquad u = \psi(\theta) - \psi_0
 
-Everything here is public: released numbers and the model without its observed variables. Entries of ψ that
+Everything here is public: released numbers and the model without its observed variables. Rows of tables that
 are normal given the rest of θ, as groups given their mean and scale, are written with noise that is standard
-normal given the rest *and* the law's own diagonal: non-centred where the law knows little of a group, centred
+normal given the rest *and* what the law says of that row alone: non-centred where it knows little of a group, centred
 where it knows much, and in between for those in between. So there is no funnel in either direction.
 """
 
@@ -18,17 +18,18 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pymc.distributions.transforms import CholeskyCovPacked
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace
-from pytensor.tensor.random.basic import NormalRV
+from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 from scipy.optimize import minimize
 
 from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.cut import Cut
 from pymc_dp.likelihood.parameters import ParameterSpace
-from pymc_dp.linalg import Vector, floored, inverse_root
+from pymc_dp.linalg import Vector, floored, inverse_root, positive
 from pymc_dp.records.grouped import Shape
 from pymc_dp.surrogate.hierarchical.structured import Structured
 from pymc_dp.surrogate.normal.draws import draws_of
@@ -39,25 +40,33 @@ _FLAT = 1e-6
 """A prior precision, and a variance, that stands for none."""
 
 
-class Normal(NamedTuple):
-    """A free variable z of which a part of ψ is A + D z, entry by entry, z normal given the rest of θ.
+Entries = list[list[Variable | None]]
+"""A small matrix for every group: its entries, each for all groups at once or for all alike; None is 0."""
+
+
+class Effects(NamedTuple):
+    r"""Free variables z that a table's rows are affine in: :math:`A_k + B_k z_k`, :math:`z_k = m_k + R_k \varepsilon_k`.
+
+    ε is standard normal given the rest of θ.
 
     Parameters
     ----------
-    inside : slice
+    variables : list of Variable
+    inside : ndarray of int, shape (groups, q)
         Where z is in θ.
-    places : ndarray of int
-        Where A + D z is in ψ.
-    A, D, mean, sd : Variable
-        Functions of θ without z, raveled; `mean` and `sd` are those of A + D z.
+    A : list of Variable
+        Of as many entries as the table has columns.
+    B, R : list of list of Variable
+        R is triangular.
+    m : list of Variable
     """
 
-    inside: slice
-    places: NDArray[np.int64]
-    A: Variable
-    D: Variable
-    mean: Variable
-    sd: Variable
+    variables: list[Variable]
+    inside: NDArray[np.int64]
+    A: list[Variable]
+    B: Entries
+    m: list[Variable]
+    R: Entries
 
 
 class Mode(NamedTuple):
@@ -68,7 +77,7 @@ class Mode(NamedTuple):
     theta : ndarray, shape (d,)
     psi : ndarray, shape (n,)
     prior_sds : ndarray, shape (n,)
-        Of the entries of ψ that are normal given the rest of θ, there; infinite for the others.
+        Of the entries of ψ that are normal given the rest of θ, there; of the others at the start.
     """
 
     theta: Vector
@@ -91,7 +100,7 @@ class LawModel:
     common_sds : ndarray, shape (p,)
         Of φ, about, in the prior.
     table_names : list of str
-        Free variables that are as long as each table, or as its columns together.
+        Free variables that each table is made of.
     n_rest : int
         How many entries of θ are not known to be normal given the rest.
     """
@@ -109,21 +118,22 @@ class LawModel:
         self.shape = shape = Shape(cut.p, tuple(cut.shapes))
         shapes = [(1, shape.p), *shape.tables]
         n = shape.n
-        self._normals = _normals(parameters, theta, tables, shape.p)
+        self._effects = [find_effects(parameters, theta, table) for table in psi[1:]]
         self._psi = cut.psi_function()
         self._whitened = np.zeros(d, bool)
-        for normal in self._normals:
-            self._whitened[normal.inside] = True
+        for effects in self._effects:
+            self._whitened[effects.inside] = True
         self.n_rest = d - int(self._whitened.sum())
+        self._below, self._diagonal = below_diagonals(parameters)
         # Numbers in place of which others are put, of any shape: nothing is compiled twice.
         numbers = {
-            "scale": np.ones(d), "origin": parameters.start, "centre": np.zeros(n),
-            "linear": np.zeros(n), "precision": np.zeros(n), "pull": np.zeros(n),
+            "scale": np.ones(d), "origin": self._in_diagonals(parameters.start), "centre": np.zeros(n),
+            "linear": np.zeros(n), "pull": np.zeros(n),
             "U": np.zeros((n, 1)), "M": np.zeros((1, 1)),
             "coupling": np.zeros((n, shape.p)), "common": np.zeros(shape.p),
         }  # fmt: skip
         for k, (groups, columns) in enumerate(shapes):
-            numbers[f"block_{k}"] = np.zeros((groups, columns, columns))
+            numbers[f"block_{k}"] = numbers[f"own_{k}"] = np.zeros((groups, columns, columns))
         self._of_prior = numbers
         self._numbers = {
             name: pytensor.shared(x, name=name, shape=(None,) * x.ndim)
@@ -132,19 +142,25 @@ class LawModel:
         of = self._numbers
         zeta = pt.vector("zeta", shape=(d,))
         point, jacobian, prior_sds = of["origin"] + of["scale"] * zeta, pt.zeros(()), []
+        if len(self._below):
+            diagonal = point[self._diagonal]
+            point = point[self._below].set(point[self._below] * pt.exp(diagonal))
+            jacobian += pt.sum(diagonal)
         (common,) = clone_replace([psi[0]], {theta: point}, rebuild_strict=False)
         if not self._is_apart(theta, psi[0]):
             common = of["common"]
         pull = of["pull"] - of["coupling"] @ (common - of["common"])
-        for normal in self._normals:
-            A, D, mean, sd = clone_replace(list(normal[2:]), {theta: point}, rebuild_strict=False)
-            own = of["precision"][normal.places]
-            precision = sd**-2 + own
-            best = mean / sd**2 + own * of["centre"][normal.places] + pull[normal.places]
-            z = (best / precision + zeta[normal.inside] / pt.sqrt(precision) - A) / D
-            jacobian -= pt.sum(pt.log(pt.abs(D)) + pt.log(precision) / 2)
-            point = pt.concatenate([point[: normal.inside.start], z, point[normal.inside.stop :]])
-            prior_sds.append(sd)
+        start = shape.p
+        for k, (effects, (groups, r)) in enumerate(zip(self._effects, shape.tables, strict=True)):
+            places = slice(start, start := start + groups * r)
+            at_row, of_law = of["centre"][places], pull[places]
+            z, sds, change = _given(
+                effects, theta, point, zeta, at_row.reshape((groups, r)), of_law.reshape((groups, r)), of[f"own_{k + 1}"],
+            )  # fmt: skip
+            if len(z):
+                point = point[effects.inside.T.ravel()].set(pt.concatenate(z))
+            jacobian += change
+            prior_sds.append(sds)
         density, *seen = clone_replace(
             [density, *psi], {theta: point, at: point}, rebuild_strict=False
         )
@@ -163,8 +179,12 @@ class LawModel:
         self._value = pm.compile([zeta], [own, pytensor.grad(own, zeta)], mode=interpreted())
         self._at = pm.compile([zeta], [point, u + of["centre"], *prior_sds], mode=interpreted())
         self.table_names = [
-            ", ".join(rv.name for rv in model.free_RVs if rv in whose)
-            for whose in (_as_long(parameters, sources) for sources in tables)
+            ", ".join(
+                rv.name
+                for rv in model.free_RVs
+                if rv in {*effects.variables, *_as_long(parameters, sources)}
+            )
+            for effects, sources in zip(self._effects, tables, strict=True)
         ]
         self._start = np.zeros(d)
         self._prior_sds = self._sds_at_start()
@@ -188,6 +208,12 @@ class LawModel:
             variance += slope**2 / (curvature if curvature > 0 else _FLAT)
         return np.sqrt(np.maximum(variance, _FLAT))
 
+    def _in_diagonals(self, theta: Vector) -> Vector:
+        """θ, with what is below a Cholesky matrix's diagonal in parts of the diagonal."""
+        other = theta.copy()
+        other[self._below] /= np.exp(theta[self._diagonal])
+        return other
+
     def reset(self) -> None:
         """Forget all laws: what is left is the prior."""
         for name, x in self._of_prior.items():
@@ -203,20 +229,21 @@ class LawModel:
             :math:`\psi_0` and k.
         K : Structured
         """
-        of, own = self._numbers, K.diagonal
+        of, p = self._numbers, self.shape.p
         theta, psi, *_ = self._at(self._start)
-        # What the law says of an entry if all others, but φ, are where they were last.
-        pull, p = linear - K @ (psi - centre) + own * (psi - centre), self.shape.p
+        own, u = K.own_blocks, psi - centre
+        # What the law says of a row if all others, but φ, are where they were last.
+        pull = linear - K @ u + Structured(own, K.U[:, :0], K.M[:0, :0]).of_blocks(u)
         new = {
             "centre": centre, "linear": linear, "U": K.U, "M": K.M, "pull": pull,
-            "coupling": K @ np.eye(len(own), p), "common": psi[:p],
+            "coupling": K @ np.eye(len(u), p), "common": psi[:p],
         }  # fmt: skip
         for name, x in new.items():
             of[name].set_value(x)
-        of["precision"].set_value(np.maximum(own, 0.0))
-        for k, block in enumerate(K.blocks):
+        for k, (block, row) in enumerate(zip(K.blocks, own, strict=True)):
             of[f"block_{k}"].set_value(block)
-        of["origin"].set_value(np.where(self._whitened, 0.0, theta))
+            of[f"own_{k}"].set_value(positive(row, 0.0))
+        of["origin"].set_value(np.where(self._whitened, 0.0, self._in_diagonals(theta)))
         of["scale"].set_value(np.ones(len(theta)))
         self._start = np.zeros(len(theta))
         scale = np.ones(len(theta))
@@ -249,10 +276,9 @@ class LawModel:
         found = minimize(minus, self._start, jac=True, method="L-BFGS-B", options={"maxiter": 500})
         self._start = np.asarray(found.x)
         theta, psi, *sds = self._at(self._start)
-        prior_sds = self._prior_sds.copy()
-        for normal, sd in zip(self._normals, sds, strict=True):
-            prior_sds[normal.places] = sd
-        return Mode(theta, psi, prior_sds)
+        of_rows = np.concatenate([np.ravel(sd) for sd in sds])
+        prior_sds = np.where(of_rows > 0, of_rows, self._prior_sds[self.shape.p :])
+        return Mode(theta, psi, np.concatenate([self.common_sds, prior_sds]))
 
     def drawn(self, rng: np.random.Generator, many: int) -> list[Vector]:
         """θ as drawn from the law: the normal entries given the rest, and that by its curvature at the last mode.
@@ -290,37 +316,254 @@ class LawModel:
         return np.reshape(flat, zetas.shape)
 
 
-def _columns(source: Variable) -> int:
-    return math.prod(source.type.shape[1:])
+def _given(
+    effects: Effects, theta: Variable, point: Variable, zeta: Variable, centre: Variable, pull: Variable, precision: Variable,
+) -> tuple[list[Variable], Variable, Variable]:  # fmt: skip
+    r"""Effects given the rest of θ and what the law says of their rows; ζ is white.
+
+    With :math:`G = B R` rows are :math:`A + B m + G\varepsilon`, and ε has the precision :math:`1 + G^\top \Lambda G = L L^\top`.
+
+    Returns
+    -------
+    z : list of Variable, shape (groups,)
+    prior_sds : Variable, shape (groups, columns)
+        Of rows, 0 where they are made of none of these.
+    change : Variable
+        Logarithm of the determinant of z in ζ.
+    """
+    groups, q = effects.inside.shape
+    r = len(effects.A)
+    if not q:
+        return [], pt.zeros((groups, r)), pt.zeros(())
+    symbols = [
+        *effects.A,
+        *effects.m,
+        *(v for M in (effects.B, effects.R) for row in M for v in row if v is not None),
+    ]
+    here = dict(
+        zip(symbols, clone_replace(symbols, {theta: point}, rebuild_strict=False), strict=True)
+    )
+    B, R = (
+        [[None if v is None else here[v] for v in row] for row in M] for M in (effects.B, effects.R)
+    )
+    m, G = [here[v] for v in effects.m], _product(B, R)
+    middle = [_sum([here[a], *(b * x for b, x in zip(row, m, strict=True) if b is not None)])
+              for a, row in zip(effects.A, B, strict=True)]  # fmt: skip
+    away = [centre[:, i] - middle[i] for i in range(r)]
+    said = [_sum([pull[:, i], *(precision[:, i, j] * away[j] for j in range(r))]) for i in range(r)]
+    of_law = [[precision[:, i, j] for j in range(r)] for i in range(r)]
+    transposed = [list(column) for column in zip(*G, strict=True)]
+    P = _product(transposed, _product(of_law, G))
+    L: list[list[Variable]] = []
+    for i in range(q):
+        L.append([])
+        for j in range(i + 1):
+            rest = _sum(
+                [
+                    (1.0 if i == j else 0.0) + _or_zero(P[i][j]),
+                    *(-L[i][k] * L[j][k] for k in range(j)),
+                ]
+            )
+            L[i].append(pt.sqrt(rest) if i == j else rest / L[j][j])
+    linear = [
+        _sum([g * x for g, x in zip(column, said, strict=True) if g is not None])
+        for column in transposed
+    ]
+    y: list[Variable] = []
+    for i in range(q):
+        y.append((linear[i] - _sum([L[i][k] * y[k] for k in range(i)])) / L[i][i])
+    white = [y[i] + zeta[effects.inside[:, i]] for i in range(q)]
+    epsilon: list[Variable] = [None] * q
+    for i in reversed(range(q)):
+        epsilon[i] = (white[i] - _sum([L[k][i] * epsilon[k] for k in range(i + 1, q)])) / L[i][i]
+    z = [
+        _sum([m[i], *(x * e for x, e in zip(R[i], epsilon, strict=True) if x is not None)])
+        for i in range(q)
+    ]
+    z = [pt.broadcast_to(v, (groups,)) for v in z]
+    prior_sds = pt.stack(
+        [
+            pt.broadcast_to(pt.sqrt(_sum([g**2 for g in row if g is not None])), (groups,))
+            for row in G
+        ],
+        axis=1,
+    )
+    change = _sum(
+        [
+            pt.sum(pt.broadcast_to(pt.log(pt.abs(R[i][i])), (groups,))) - pt.sum(pt.log(L[i][i]))
+            for i in range(q)
+        ]
+    )
+    return z, prior_sds, change
 
 
-def _normals(
-    parameters: ParameterSpace, theta: Variable, tables: Sequence[Sequence[Variable]], p: int
-) -> list[Normal]:
-    """The free variables that tables are affine in, and that are normal."""
-    model, found = parameters.model, {}
-    slices, start = {}, 0
+def _sum(terms: Sequence[Any]) -> Variable:
+    return sum(terms[1:], pt.as_tensor(terms[0])) if terms else pt.zeros(())
+
+
+def _or_zero(v: Variable | None) -> Variable | float:
+    return 0.0 if v is None else v
+
+
+def _product(a: Entries, b: Entries) -> Entries:
+    return [
+        [
+            _sum(terms)
+            if (
+                terms := [
+                    x * row[j]
+                    for x, row in zip(of, b, strict=True)
+                    if x is not None and row[j] is not None
+                ]
+            )
+            else None
+            for j in range(len(b[0]))
+        ]
+        for of in a
+    ]
+
+
+def find_effects(parameters: ParameterSpace, theta: Variable, table: Variable) -> Effects:
+    """The free variables that a table's rows are affine in, each in its own, and that are normal.
+
+    Parameters
+    ----------
+    parameters : ParameterSpace
+    theta : Variable
+    table : Variable, shape (groups, columns)
+        A function of it.
+    """
+    model, start, places = parameters.model, 0, {}
     for rv in model.free_RVs:
-        size = math.prod(parameters.shapes[model.rvs_to_values[rv].name])
-        slices[rv] = slice(start, start + size)
+        shape = parameters.shapes[model.rvs_to_values[rv].name]
+        places[rv] = np.arange(start, start := start + math.prod(shape)).reshape(shape)
+    groups = table.type.shape[0]
+    effects = Effects(
+        [],
+        np.zeros((groups, 0), np.int64),
+        [table[:, i] for i in range(table.type.shape[1])],
+        [],
+        [],
+        [],
+    )
+    for rv in reversed(model.free_RVs):
+        inside = places[rv].T if places[rv].shape[-1:] == (groups,) else places[rv]
+        if (
+            inside.shape[:1] == (groups,)
+            and inside.ndim <= 2
+            and model.rvs_to_transforms[rv] is None
+        ):
+            law = _normal_law(
+                parameters, theta, rv, inside.reshape(groups, -1), inside is not places[rv]
+            )
+            more = (
+                None
+                if law is None
+                else _with(effects, parameters, theta, table, rv, inside.reshape(groups, -1), *law)
+            )
+            effects = more or effects
+    return effects
+
+
+def _normal_law(
+    parameters: ParameterSpace,
+    theta: Variable,
+    rv: Variable,
+    inside: NDArray[np.int64],
+    on_its_side: bool,
+) -> tuple[list[Variable], Entries] | None:
+    """Mean and root of the covariance of a variable's rows; None if it is not normal."""
+    model, q = parameters.model, inside.shape[1]
+    if not isinstance(rv.owner.op, NormalRV | MvNormalRV) or (
+        isinstance(rv.owner.op, MvNormalRV) and on_its_side
+    ):
+        return None
+    law = model.replace_rvs_by_values(list(rv.owner.op.dist_params(rv.owner)))
+    law, at = parameters.join([*law])
+    law = [lower_named_dims(v) for v in law]
+    if at in ancestors(law):
+        law = clone_replace(law, {at: theta}, rebuild_strict=False)
+    mean, spread = law
+    shape = parameters.shapes[model.rvs_to_values[rv].name]
+
+    def columns(v: Variable) -> list[Variable]:
+        whole = pt.broadcast_to(v, shape)
+        whole = (whole.T if on_its_side else whole).reshape(inside.shape)
+        return [whole[:, i] for i in range(q)]
+
+    if isinstance(rv.owner.op, NormalRV):
+        sds = columns(spread)
+        return columns(mean), [[sds[i] if i == j else None for j in range(q)] for i in range(q)]
+    if math.prod(n or 0 for n in spread.type.shape) != q * q:  # one for all groups
+        return None
+    root = pt.linalg.cholesky(spread.reshape((q, q)))
+    return columns(mean), [[root[i, j] if j <= i else None for j in range(q)] for i in range(q)]
+
+
+def _with(
+    effects: Effects, parameters: ParameterSpace, theta: Variable, table: Variable, rv: Variable,
+    inside: NDArray[np.int64], m: list[Variable], R: Entries,
+) -> Effects | None:  # fmt: skip
+    """Effects with another variable; None if the table is not affine in both, or their laws depend on each other."""
+    groups, r = table.type.shape
+    together = np.column_stack([effects.inside, inside])
+    q, more = together.shape[1], inside.shape[1]
+
+    def at(theta_: Variable, vs: Sequence[Variable]) -> Any:
+        return clone_replace(list(vs), {theta: theta_}, rebuild_strict=False)
+
+    def moved(values: Any) -> Variable:
+        return theta[together.T.ravel()].set(values)
+
+    (A,) = at(moved(np.zeros(groups * q)), [table])
+    slopes = [at(moved(np.repeat(np.eye(q)[j], groups)), [table])[0] - A for j in range(q)]
+    m, R = (
+        [*effects.m, *m],
+        [[*row, *[None] * more] for row in effects.R] + [[None] * (q - more) + row for row in R],
+    )
+    laws = [*m, *(v for row in R for v in row if v is not None)]
+    check = pytensor.function(
+        [theta],
+        [table, A, *slopes, *at(moved(np.zeros(groups * q)), laws), *laws],
+        mode="FAST_COMPILE",
+    )
+    rng, nonzero = np.random.default_rng(0), np.zeros((r, q), bool)
+    for _ in range(2):
+        there = parameters.start + rng.normal(size=parameters.d)
+        value, constant, *rest = check(there)
+        slope, apart, given = np.array(rest[:q]), rest[q : q + len(laws)], rest[q + len(laws) :]
+        affine = constant + np.einsum("jgr,gj->gr", slope, there[together])
+        if not np.allclose(value, affine, rtol=1e-9, atol=1e-9) or not all(
+            map(np.array_equal, apart, given)
+        ):
+            return None
+        nonzero |= (slope != 0).any(axis=1).T
+    if not nonzero.any(axis=0).all():
+        return None
+    B = [[slopes[j][:, i] if nonzero[i, j] else None for j in range(q)] for i in range(r)]
+    return Effects([*effects.variables, rv], together, [A[:, i] for i in range(r)], B, m, R)
+
+
+def below_diagonals(parameters: ParameterSpace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where in θ what is below Cholesky matrices' diagonals is, and the logarithm of the diagonal of its row.
+
+    It is as narrow as that is small: the density is highest where a scale is 0, if it is not seen in parts of it.
+    """
+    model, start, below, diagonal = parameters.model, 0, [], []
+    for rv in model.free_RVs:
+        transform, size = (
+            model.rvs_to_transforms[rv],
+            math.prod(parameters.shapes[model.rvs_to_values[rv].name]),
+        )
+        if isinstance(transform, CholeskyCovPacked):
+            end = start
+            for row in range(math.isqrt(2 * size)):
+                end += row
+                below += range(end - row, end)
+                diagonal += [end] * row
+                end += 1
         start += size
-    first = p
-    for sources in tables:
-        columns = sum(map(_columns, sources))
-        groups, column = int(sources[0].type.shape[0]), 0
-        for source in sources:
-            width = _columns(source)
-            rows, these = np.arange(groups)[:, None], column + np.arange(width)
-            places = (first + rows * columns + these).ravel()
-            for rv in reversed(model.free_RVs):
-                if rv not in found and _could_be(parameters, rv, source):
-                    normal = _affine(parameters, rv, slices[rv], source, theta, places)
-                    if normal is not None:
-                        found[rv] = normal
-                        break
-            column += width
-        first += groups * columns
-    return [found[rv] for rv in model.free_RVs if rv in found]
+    return np.array(below, np.int64), np.array(diagonal, np.int64)
 
 
 def _as_long(parameters: ParameterSpace, sources: Sequence[Variable]) -> set[Variable]:
@@ -328,46 +571,3 @@ def _as_long(parameters: ParameterSpace, sources: Sequence[Variable]) -> set[Var
     return {
         rv for rv in model.free_RVs if parameters.shapes[model.rvs_to_values[rv].name] in shapes
     }
-
-
-def _could_be(parameters: ParameterSpace, rv: Variable, source: Variable) -> bool:
-    model = parameters.model
-    shape = parameters.shapes[model.rvs_to_values[rv].name]
-    return (
-        isinstance(rv.owner.op, NormalRV)
-        and model.rvs_to_transforms[rv] is None
-        and tuple(shape) == source.type.shape
-    )
-
-
-def _affine(
-    parameters: ParameterSpace,
-    rv: Variable,
-    inside: slice,
-    source: Variable,
-    theta: Variable,
-    places: NDArray[np.int64],
-) -> Normal | None:
-    size, model = len(places), parameters.model
-
-    def with_z(z: Variable) -> Variable:
-        moved = pt.concatenate([theta[: inside.start], z, theta[inside.stop :]])
-        return clone_replace([source], {theta: moved}, rebuild_strict=False)[0].ravel()
-
-    A = with_z(pt.zeros(size))
-    D = with_z(pt.ones(size)) - A
-    law = model.replace_rvs_by_values(list(rv.owner.op.dist_params(rv.owner)))
-    law, at = parameters.join([*law])
-    law = [lower_named_dims(v) for v in law]
-    if at in ancestors(law):
-        law = clone_replace(law, {at: theta}, rebuild_strict=False)
-    mean, sd = (pt.broadcast_to(v, source.type.shape).ravel() for v in law)
-    check = pytensor.function(
-        [theta], [source.ravel(), A + D * theta[inside], D], mode="FAST_COMPILE"
-    )
-    rng = np.random.default_rng(0)
-    for _ in range(2):
-        value, affine, slope = check(parameters.start + rng.normal(size=parameters.d))
-        if not (np.allclose(value, affine, rtol=1e-9, atol=1e-9) and np.all(slope != 0)):
-            return None
-    return Normal(inside, places, A, D, A + D * mean, pt.abs(D) * sd)

@@ -51,6 +51,12 @@ class Structured:
         return np.asarray(np.concatenate(own) + np.einsum("dl,lk,dk->d", self.U, self.M, self.U))
 
     @property
+    def own_blocks(self) -> list[Vector]:
+        """What is on its diagonal, in blocks of the same sizes as B's."""
+        low = zip(self.blocks, self.parts(self.U), strict=True)
+        return [block + np.einsum("nil,lk,njk->nij", u, self.M, u) for block, u in low]
+
+    @property
     def dense(self) -> Vector:
         """Shape (d, d)."""
         return self @ np.eye(len(self.U))
