@@ -426,7 +426,7 @@ def test_correlated_effects_are_normal_given_the_rest_however_they_are_written(k
     assert model.n_rest == compiled(kind).d - 2 * M
 
 
-@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", *CORRELATED])
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs", *CORRELATED])
 def test_density_in_its_own_coordinates_is_that_of_theta(kind):
     model, rng = law_model(compiled(kind)), np.random.default_rng(7)
     shape = model.shape

@@ -118,7 +118,10 @@ class LawModel:
         self.shape = shape = Shape(cut.p, tuple(cut.shapes))
         shapes = [(1, shape.p), *shape.tables]
         n = shape.n
-        self._effects = [find_effects(parameters, theta, table) for table in psi[1:]]
+        self._effects: list[Effects] = []
+        for table in psi[1:]:
+            taken = [v for effects in self._effects for v in effects.variables]
+            self._effects.append(find_effects(parameters, theta, table, taken))
         self._psi = cut.psi_function()
         self._whitened = np.zeros(d, bool)
         for effects in self._effects:
@@ -423,7 +426,9 @@ def _product(a: Entries, b: Entries) -> Entries:
     ]
 
 
-def find_effects(parameters: ParameterSpace, theta: Variable, table: Variable) -> Effects:
+def find_effects(
+    parameters: ParameterSpace, theta: Variable, table: Variable, taken: Sequence[Variable]
+) -> Effects:
     """The free variables that a table's rows are affine in, each in its own, and that are normal.
 
     Parameters
@@ -432,36 +437,27 @@ def find_effects(parameters: ParameterSpace, theta: Variable, table: Variable) -
     theta : Variable
     table : Variable, shape (groups, columns)
         A function of it.
+    taken : sequence of Variable
+        Other tables' effects, of which there is one for each number.
     """
     model, start, places = parameters.model, 0, {}
+    groups, columns = table.type.shape
     for rv in model.free_RVs:
         shape = parameters.shapes[model.rvs_to_values[rv].name]
         places[rv] = np.arange(start, start := start + math.prod(shape)).reshape(shape)
-    groups = table.type.shape[0]
     effects = Effects(
-        [],
-        np.zeros((groups, 0), np.int64),
-        [table[:, i] for i in range(table.type.shape[1])],
-        [],
-        [],
-        [],
+        [], np.zeros((groups, 0), np.int64), [table[:, i] for i in range(columns)], [], [], []
     )
-    for rv in reversed(model.free_RVs):
-        inside = places[rv].T if places[rv].shape[-1:] == (groups,) else places[rv]
-        if (
-            inside.shape[:1] == (groups,)
-            and inside.ndim <= 2
-            and model.rvs_to_transforms[rv] is None
-        ):
-            law = _normal_law(
-                parameters, theta, rv, inside.reshape(groups, -1), inside is not places[rv]
-            )
-            more = (
-                None
-                if law is None
-                else _with(effects, parameters, theta, table, rv, inside.reshape(groups, -1), *law)
-            )
-            effects = more or effects
+    for rv in reversed([rv for rv in model.free_RVs if rv not in taken]):
+        inside = places[rv]
+        on_its_side = inside.shape[:1] != (groups,)
+        inside = inside.T if on_its_side else inside
+        if inside.shape[:1] != (groups,) or inside.ndim > 2:
+            continue
+        inside = inside.reshape(groups, -1)
+        law = _normal_law(parameters, theta, rv, inside, on_its_side)
+        if law is not None:
+            effects = _with(effects, parameters, theta, table, rv, inside, *law) or effects
     return effects
 
 
@@ -473,12 +469,11 @@ def _normal_law(
     on_its_side: bool,
 ) -> tuple[list[Variable], Entries] | None:
     """Mean and root of the covariance of a variable's rows; None if it is not normal."""
-    model, q = parameters.model, inside.shape[1]
-    if not isinstance(rv.owner.op, NormalRV | MvNormalRV) or (
-        isinstance(rv.owner.op, MvNormalRV) and on_its_side
-    ):
+    model, q, op = parameters.model, inside.shape[1], rv.owner.op
+    alike = isinstance(op, MvNormalRV) and not on_its_side
+    if not (isinstance(op, NormalRV) or alike) or model.rvs_to_transforms[rv] is not None:
         return None
-    law = model.replace_rvs_by_values(list(rv.owner.op.dist_params(rv.owner)))
+    law = model.replace_rvs_by_values(list(op.dist_params(rv.owner)))
     law, at = parameters.join([*law])
     law = [lower_named_dims(v) for v in law]
     if at in ancestors(law):
@@ -491,7 +486,7 @@ def _normal_law(
         whole = (whole.T if on_its_side else whole).reshape(inside.shape)
         return [whole[:, i] for i in range(q)]
 
-    if isinstance(rv.owner.op, NormalRV):
+    if isinstance(op, NormalRV):
         sds = columns(spread)
         return columns(mean), [[sds[i] if i == j else None for j in range(q)] for i in range(q)]
     if math.prod(n or 0 for n in spread.type.shape) != q * q:  # one for all groups
@@ -517,10 +512,8 @@ def _with(
 
     (A,) = at(moved(np.zeros(groups * q)), [table])
     slopes = [at(moved(np.repeat(np.eye(q)[j], groups)), [table])[0] - A for j in range(q)]
-    m, R = (
-        [*effects.m, *m],
-        [[*row, *[None] * more] for row in effects.R] + [[None] * (q - more) + row for row in R],
-    )
+    m = [*effects.m, *m]
+    R = [*([*row, *[None] * more] for row in effects.R), *([None] * (q - more) + row for row in R)]
     laws = [*m, *(v for row in R for v in row if v is not None)]
     check = pytensor.function(
         [theta],
@@ -549,13 +542,12 @@ def below_diagonals(parameters: ParameterSpace) -> tuple[NDArray[np.int64], NDAr
 
     It is as narrow as that is small: the density is highest where a scale is 0, if it is not seen in parts of it.
     """
-    model, start, below, diagonal = parameters.model, 0, [], []
+    model, start = parameters.model, 0
+    below: list[int] = []
+    diagonal: list[int] = []
     for rv in model.free_RVs:
-        transform, size = (
-            model.rvs_to_transforms[rv],
-            math.prod(parameters.shapes[model.rvs_to_values[rv].name]),
-        )
-        if isinstance(transform, CholeskyCovPacked):
+        size = math.prod(parameters.shapes[model.rvs_to_values[rv].name])
+        if isinstance(model.rvs_to_transforms[rv], CholeskyCovPacked):
             end = start
             for row in range(math.isqrt(2 * size)):
                 end += row
