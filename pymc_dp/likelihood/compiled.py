@@ -18,7 +18,7 @@ from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.cut import Cut, find_cut
 from pymc_dp.likelihood.formulas import pymc_model, refuse_built
 from pymc_dp.likelihood.gradients import UnitGradients
-from pymc_dp.likelihood.local import LocalGradients
+from pymc_dp.likelihood.local import LocalGradients, with_slopes_in_tables
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
 from pymc_dp.likelihood.record_graph import RecordGraph, record_graph
@@ -174,7 +174,15 @@ class CompiledModel:
 
         Or if a unit has several records, which may see several rows.
         """
-        return find_cut(self._graph) if self.roles.unit_of_record is None else None
+        cut = find_cut(self._graph) if self.roles.unit_of_record is None else None
+        try:
+            return (
+                cut
+                if cut is None
+                else with_slopes_in_tables(cut, self.likelihood, self.parameters.start)
+            )
+        except UnsupportedModelError:  # without derivatives: whoever asks for them is told
+            return cut
 
     @cached_property
     @refuses_from_outside

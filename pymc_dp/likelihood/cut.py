@@ -139,6 +139,36 @@ def find_cut(graph: RecordGraph) -> Cut | None:
     return Cut(graph, rest, list(inputs.values()), sources, tables, sum(sizes))
 
 
+def merged(cut: Cut, pairs: Collection[tuple[int, int, int]]) -> Cut:
+    """The same likelihood, of tables to which entries of φ have been added that it reads in their sum only.
+
+    Parameters
+    ----------
+    cut : Cut
+    pairs : collection of (int, int, int)
+        An entry of φ, and the table and the column that it is added to.
+    """
+    kept = [j for j in range(cut.p) if j not in {j for j, *_ in pairs}]
+    phi, *whole = cut.psi
+    common, stand_ins, tables, start = pt.vector("phi", shape=(len(kept),)), {}, [], 0
+    full = pt.zeros(cut.p)[kept].set(common) if kept else pt.zeros(cut.p)
+    for v in cut.common:
+        stand_ins[v] = full[start : start + _size(v)].reshape(v.type.shape)
+        start += _size(v)
+    for k, (table, source) in enumerate(zip(cut.tables, whole, strict=True)):
+        for j, _, column in (pair for pair in pairs if pair[1] == k):
+            source = source[:, column].set(source[:, column] + phi[j])
+        rows, start = pt.matrix(f"rows_{k}", shape=(None, table.columns)), 0
+        for v in table.gathered:
+            width = math.prod(v.type.shape[1:])
+            stand_ins[v] = rows[:, start : start + width].reshape((-1, *v.type.shape[1:]))
+            start += width
+        tables.append(table._replace(sources=[source], gathered=[rows]))
+    (rest,) = clone_replace([cut.log_likelihood], stand_ins, rebuild_strict=False)
+    sources = [phi[kept]] if kept else []
+    return Cut(cut.graph, rest, [common] if kept else [], sources, tables, len(kept))
+
+
 def rows_of(index: NDArray[np.float64], groups: int) -> NDArray[np.int64]:
     """Row numbers from whole numbers that may be negative, or out of range: then the nearest."""
     index = np.clip(index, -groups, groups - 1).astype(np.int64)

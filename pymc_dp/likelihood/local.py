@@ -16,12 +16,15 @@ from pymc_dp.compat import pushforward
 from pymc_dp.exceptions import UnsupportedModelError
 from pymc_dp.likelihood.batches import UnitChunks
 from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
-from pymc_dp.likelihood.cut import Cut, rows_of
+from pymc_dp.likelihood.cut import Cut, merged, rows_of
+from pymc_dp.likelihood.made_up import made_up_rows
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.linalg import Vector
 
 _CHUNK_BYTES = 2**21
 """Derivatives of one chunk."""
+_MADE_UP, _TOLD = 200, 20
+"""Made-up records, and how many of their derivatives have to be numbers, and not 0."""
 _NOT_DERIVED = (NotImplementedError, MethodNotDefined, TypeError, ValueError)
 """What PyTensor raises for want of a derivative."""
 
@@ -137,6 +140,29 @@ class LocalGradients:
         if self._seen is None or not np.array_equal(self._seen[0], theta):
             self._seen = theta.copy(), self._psi(theta)
         return self._seen[1]
+
+
+def with_slopes_in_tables(cut: Cut, likelihood: RecordLikelihood, start: Vector) -> Cut:
+    """The same, without common numbers that records see in a sum with an effect only: ``b * x + slope[k] * x``.
+
+    Derivatives in both are equal then, which is looked at with made-up records. Apart, a score would have each of them twice, and next to
+    nothing of the information on the first is not the second's.
+    """
+    gradients = LocalGradients(cut, likelihood, compile_kwargs={"mode": "FAST_COMPILE"})
+    rng, found = np.random.default_rng(0), []
+    rows = made_up_rows(likelihood.roles.record_data, _MADE_UP, rng)
+    slopes = np.concatenate([
+        gradients.of_rows(start + rng.normal(size=len(start)) / 2, rows) for _ in range(2)
+    ])  # fmt: skip
+    slopes = slopes[np.isfinite(slopes).all(axis=1)]
+    places = [(k, c) for k, (_, columns) in enumerate(cut.shapes) for c in range(columns)]
+    for j in range(cut.p):
+        for place, of_effect in zip(places, slopes[:, cut.p :].T, strict=True):
+            told = np.count_nonzero(of_effect) >= _TOLD
+            if told and np.allclose(slopes[:, j], of_effect, rtol=1e-9, atol=0):
+                found.append((j, *place))
+                break
+    return merged(cut, found) if found else cut
 
 
 def _part(vector: Variable, start: int, like: Variable) -> Variable:

@@ -135,8 +135,8 @@ CUT = {
     "centred": (P, [(M, 1)]),
     "non-centred": (P, [(M, 1)]),
     "deterministic": (P, [(M, 1)]),
-    "slopes": (P, [(M, 2)]),
-    "rows": (P, [(M, 2)]),
+    "slopes": (P - 1, [(M, 2)]),
+    "rows": (0, [(M, 2)]),
     "crossed": (P, [(5, 1), (M, 1)]),
     "alone": (0, [(M, 1)]),
 }
@@ -144,6 +144,7 @@ CUT = {
 
 @pytest.mark.parametrize("kind", CUT)
 def test_hyperparameters_are_in_no_term(kind):
+    """Nor are common slopes of a covariate that has slopes of its own in every group: these are in the sum of both."""
     cut = compiled(kind).cut
     assert (cut.p, sorted(cut.shapes)) == CUT[kind]
 
