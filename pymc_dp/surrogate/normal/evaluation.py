@@ -17,7 +17,6 @@ from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Gradient, Information, Query, Root, Score
 from pymc_dp.surrogate.normal.bounds import (
     BINS_PER_OCTAVE,
-    OF_CLIPPED,
     number_beyond,
     pooled,
     size_exceeded_by,
@@ -63,7 +62,7 @@ class Parts:
     scores: float
     information: float
     room: float
-    beyond: float = 6.0
+    beyond: float = 2.0
     kept: Literal["matrix", "diagonal", "nothing"] = "matrix"
 
 
@@ -196,7 +195,8 @@ class Evaluator:
             kept = np.diag(rest)
         if by_last_sum:
             score, noise = measure.last_sum(Score(theta, V, b, T), b)
-        clipped = OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
+        # Centring takes it off as far as the model is right; where it is not, all of it may point one way.
+        clipped = number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, clipped), information, kept,
             parts.kept == "diagonal", information_sd, largest, sizes,
