@@ -71,12 +71,15 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/surrogate_limit.py
 	$(BIN)/python benchmarks/surrogate_constants.py
 	$(BIN)/python benchmarks/centring.py
+	$(BIN)/python benchmarks/surrogate_tails.py
 	$(BIN)/python benchmarks/expected_shift.py
 	$(BIN)/python benchmarks/surrogate_limit.py --n 200000 --replications 10
 	$(BIN)/python benchmarks/surrogate_limit.py --real --replications 8
 	$(BIN)/python benchmarks/peers.py --diffprivlib $(VENV)-diffprivlib/bin/python
 	$(BIN)/python benchmarks/many_parameters.py
+	$(BIN)/python benchmarks/many_parameters.py horseshoe
 	$(BIN)/python benchmarks/groups.py
+	$(BIN)/python benchmarks/groups.py --sizes
 	$(BIN)/python benchmarks/exponential_cost.py
 	$(BIN)/python benchmarks/shards.py
 	$(BIN)/python benchmarks/audit.py

@@ -1,6 +1,7 @@
-"""Logistic regressions with many correlated covariates, beside one release of the whole budget.
+"""Logistic regressions with many correlated covariates, beside one release of the whole budget; and with a horseshoe prior.
 
 python benchmarks/many_parameters.py [runs in a row]
+python benchmarks/many_parameters.py horseshoe
 """
 
 import os
@@ -9,18 +10,24 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 
 import logging
 import sys
+import time
 
 import numpy as np
+import pymc as pm
 from _regressions import Exact, another_run, model_of
 from _report import write_report
 from scipy.special import expit
 from surrogate_limit import normal, one, row
 
+import pymc_dp as dp
 import pymc_dp.steps.normal
+from pymc_dp.compat import summary
 
 SEED, N, EPSILON, DELTA = 2_064, 200_000, 1.0, 1e-6
 ROWS = [(50, 10), (50, 100), (100, 10), (100, 100), (200, 10), (200, 100)]
 """Coefficients, and condition number of the covariates' covariance."""
+HORSESHOE = 100, 8
+"""Coefficients, and those that matter."""
 
 
 def made(rng, d, condition):
@@ -63,6 +70,51 @@ def main():
         report(rows)
 
 
+def with_horseshoe(X, y):
+    """As in PyMC's gallery, of eight coefficients that are not 0, about."""
+    with pm.Model() as model:
+        tau = pm.HalfCauchy("tau", HORSESHOE[1] / (HORSESHOE[0] - HORSESHOE[1]) * 2 / N**0.5)
+        lam = pm.HalfCauchy("lam", 1, shape=HORSESHOE[0])
+        z = pm.Normal("z", 0, 1, shape=HORSESHOE[0])
+        beta = pm.Deterministic("beta", z * tau * lam)
+        logit = pm.Normal("a", 0, 1) + pm.Data("X", X[:, 1:]) @ beta
+        pm.Bernoulli("y", logit_p=logit, observed=pm.Data("Y", y))
+    return model
+
+
+def horseshoe():
+    """Whether what matters is found, and covered."""
+    d, many = HORSESHOE
+    rng = np.random.default_rng([SEED, 99])
+    _, X, _ = made(rng, d + 1, 10)
+    truth = np.zeros(d)
+    truth[:many] = rng.choice([-1, 1], many) * rng.uniform(0.05, 0.3, many)
+    y = (rng.random(N) < 1 / (1 + np.exp(-X[:, 1:] @ truth))).astype(np.int64)
+    start = time.process_time()
+    found = dp.sample(
+        1000, model=with_horseshoe(X, y), epsilon=EPSILON, delta=DELTA, chains=2, cores=1
+    )
+    draws = found.posterior["beta"].values.reshape(-1, d)
+    low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+    inside, apart = (low <= truth) & (truth <= high), (low > 0) | (high < 0)
+    row = [
+        d, many, int(apart[:many].sum()), int(apart[many:].sum()), float(inside[:many].mean()), float(inside[many:].mean()),
+        float(draws[:, :many].std(axis=0).mean()), float(draws[:, many:].std(axis=0).mean()),
+        float(summary(found, var_names=["beta"])["ess_bulk"].astype(float).min()),
+        time.process_time() - start,
+    ]  # fmt: skip
+    write_report(
+        "horseshoe",
+        "A horseshoe prior on many coefficients",
+        f"Logistic regression of {N:,} records on {d} correlated normal covariates (condition number 10), {many} of them with coefficients of .05 "
+        f"to .3 in size, the others 0; horseshoe prior, ε = {EPSILON:g}, one run. *Found* are coefficients whose 90 % interval does not hold 0.\n\n"
+        "`python benchmarks/many_parameters.py horseshoe`",
+        ["coefficients", "that matter", "found of these", "of the others", "covered: these", "the others", "sd: these", "the others",
+         "least ESS", "CPU seconds"],
+        [row],
+    )  # fmt: skip
+
+
 def report(rows):
     write_report(
         "many_parameters",
@@ -78,4 +130,4 @@ def report(rows):
 
 
 if __name__ == "__main__":
-    main()
+    horseshoe() if sys.argv[1:] == ["horseshoe"] else main()

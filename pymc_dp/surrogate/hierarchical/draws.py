@@ -40,8 +40,8 @@ _FLAT = 1e-6
 """A prior precision, and a variance, that stands for none."""
 
 
-Entries = list[list[Variable | None]]
-"""A small matrix for every group: its entries, each for all groups at once or for all alike; None is 0."""
+Entries = NDArray[np.object_]
+"""A small vector or matrix for every group: its entries, each a number or, for all groups at once, a vector."""
 
 
 class Effects(NamedTuple):
@@ -54,18 +54,15 @@ class Effects(NamedTuple):
     variables : list of Variable
     inside : ndarray of int, shape (groups, q)
         Where z is in θ.
-    A : list of Variable
-        Of as many entries as the table has columns.
-    B, R : list of list of Variable
+    A, B, m, R : ndarray, shapes (columns,), (columns, q), (q,) and (q, q)
         R is triangular.
-    m : list of Variable
     """
 
     variables: list[Variable]
     inside: NDArray[np.int64]
-    A: list[Variable]
+    A: Entries
     B: Entries
-    m: list[Variable]
+    m: Entries
     R: Entries
 
 
@@ -334,96 +331,42 @@ def _given(
     change : Variable
         Logarithm of the determinant of z in ζ.
     """
-    groups, q = effects.inside.shape
-    r = len(effects.A)
-    if not q:
-        return [], pt.zeros((groups, r)), pt.zeros(())
-    symbols = [
-        *effects.A,
-        *effects.m,
-        *(v for M in (effects.B, effects.R) for row in M for v in row if v is not None),
-    ]
-    here = dict(
-        zip(symbols, clone_replace(symbols, {theta: point}, rebuild_strict=False), strict=True)
-    )
-    B, R = (
-        [[None if v is None else here[v] for v in row] for row in M] for M in (effects.B, effects.R)
-    )
-    m, G = [here[v] for v in effects.m], _product(B, R)
-    middle = [_sum([here[a], *(b * x for b, x in zip(row, m, strict=True) if b is not None)])
-              for a, row in zip(effects.A, B, strict=True)]  # fmt: skip
-    away = [centre[:, i] - middle[i] for i in range(r)]
-    said = [_sum([pull[:, i], *(precision[:, i, j] * away[j] for j in range(r))]) for i in range(r)]
-    of_law = [[precision[:, i, j] for j in range(r)] for i in range(r)]
-    transposed = [list(column) for column in zip(*G, strict=True)]
-    P = _product(transposed, _product(of_law, G))
-    L: list[list[Variable]] = []
+    (groups, q), r = effects.inside.shape, len(effects.A)
+    symbols = [v for M in effects[2:] for v in M.flat if isinstance(v, Variable)]
+    moved = clone_replace(symbols, {theta: point}, rebuild_strict=False)
+    here = dict(zip(symbols, moved, strict=True))
+    A, B, m, R = (_entries([here.get(v, v) for v in M.flat]).reshape(M.shape) for M in effects[2:])
+    G, Λ = B @ R, _entries([precision[:, i, j] for i in range(r) for j in range(r)]).reshape(r, r)
+    away = _entries([centre[:, i] for i in range(r)]) - A - B @ m
+    linear = G.T @ (_entries([pull[:, i] for i in range(r)]) + Λ @ away)
+    P, L = np.eye(q) + G.T @ Λ @ G, np.zeros((q, q), object)
     for i in range(q):
-        L.append([])
         for j in range(i + 1):
-            rest = _sum(
-                [
-                    (1.0 if i == j else 0.0) + _or_zero(P[i][j]),
-                    *(-L[i][k] * L[j][k] for k in range(j)),
-                ]
-            )
-            L[i].append(pt.sqrt(rest) if i == j else rest / L[j][j])
-    linear = [
-        _sum([g * x for g, x in zip(column, said, strict=True) if g is not None])
-        for column in transposed
-    ]
-    y: list[Variable] = []
+            rest = P[i, j] - sum(L[i, :j] * L[j, :j])
+            L[i, j] = pt.sqrt(rest) if i == j else rest / L[j, j]
+    y, epsilon = np.zeros(q, object), np.zeros(q, object)
     for i in range(q):
-        y.append((linear[i] - _sum([L[i][k] * y[k] for k in range(i)])) / L[i][i])
-    white = [y[i] + zeta[effects.inside[:, i]] for i in range(q)]
-    epsilon: list[Variable] = [None] * q
+        y[i] = (linear[i] - sum(L[i, :i] * y[:i])) / L[i, i]
     for i in reversed(range(q)):
-        epsilon[i] = (white[i] - _sum([L[k][i] * epsilon[k] for k in range(i + 1, q)])) / L[i][i]
-    z = [
-        _sum([m[i], *(x * e for x, e in zip(R[i], epsilon, strict=True) if x is not None)])
-        for i in range(q)
-    ]
-    z = [pt.broadcast_to(v, (groups,)) for v in z]
-    prior_sds = pt.stack(
-        [
-            pt.broadcast_to(pt.sqrt(_sum([g**2 for g in row if g is not None])), (groups,))
-            for row in G
-        ],
-        axis=1,
+        white = y[i] + zeta[effects.inside[:, i]]
+        epsilon[i] = (white - sum(L[i + 1 :, i] * epsilon[i + 1 :])) / L[i, i]
+
+    def each(v: Any) -> Variable:
+        return pt.broadcast_to(v, (groups,))
+
+    prior_sds = pt.stack([each(pt.sqrt(sum(row**2))) for row in G], axis=1)
+    change = sum(
+        (pt.sum(each(pt.log(pt.abs(R[i, i]))) - pt.log(L[i, i])) for i in range(q)), pt.zeros(())
     )
-    change = _sum(
-        [
-            pt.sum(pt.broadcast_to(pt.log(pt.abs(R[i][i])), (groups,))) - pt.sum(pt.log(L[i][i]))
-            for i in range(q)
-        ]
-    )
-    return z, prior_sds, change
+    return [each(v) for v in m + R @ epsilon], prior_sds, change
 
 
-def _sum(terms: Sequence[Any]) -> Variable:
-    return sum(terms[1:], pt.as_tensor(terms[0])) if terms else pt.zeros(())
-
-
-def _or_zero(v: Variable | None) -> Variable | float:
-    return 0.0 if v is None else v
-
-
-def _product(a: Entries, b: Entries) -> Entries:
-    return [
-        [
-            _sum(terms)
-            if (
-                terms := [
-                    x * row[j]
-                    for x, row in zip(of, b, strict=True)
-                    if x is not None and row[j] is not None
-                ]
-            )
-            else None
-            for j in range(len(b[0]))
-        ]
-        for of in a
-    ]
+def _entries(values: Sequence[Any]) -> Entries:
+    # One by one: of a list of variables NumPy would look inside.
+    entries = np.empty(len(values), object)
+    for k, value in enumerate(values):
+        entries[k] = value
+    return entries
 
 
 def find_effects(
@@ -445,9 +388,8 @@ def find_effects(
     for rv in model.free_RVs:
         shape = parameters.shapes[model.rvs_to_values[rv].name]
         places[rv] = np.arange(start, start := start + math.prod(shape)).reshape(shape)
-    effects = Effects(
-        [], np.zeros((groups, 0), np.int64), [table[:, i] for i in range(columns)], [], [], []
-    )
+    A, none = _entries([table[:, i] for i in range(columns)]), np.zeros((columns, 0), object)
+    effects = Effects([], np.zeros((groups, 0), np.int64), A, none, none[0], none[:0])
     for rv in reversed([rv for rv in model.free_RVs if rv not in taken]):
         inside = places[rv]
         on_its_side = inside.shape[:1] != (groups,)
@@ -467,7 +409,7 @@ def _normal_law(
     rv: Variable,
     inside: NDArray[np.int64],
     on_its_side: bool,
-) -> tuple[list[Variable], Entries] | None:
+) -> tuple[Entries, Entries] | None:
     """Mean and root of the covariance of a variable's rows; None if it is not normal."""
     model, q, op = parameters.model, inside.shape[1], rv.owner.op
     alike = isinstance(op, MvNormalRV) and not on_its_side
@@ -481,23 +423,24 @@ def _normal_law(
     mean, spread = law
     shape = parameters.shapes[model.rvs_to_values[rv].name]
 
-    def columns(v: Variable) -> list[Variable]:
+    def columns(v: Variable) -> Entries:
         whole = pt.broadcast_to(v, shape)
         whole = (whole.T if on_its_side else whole).reshape(inside.shape)
-        return [whole[:, i] for i in range(q)]
+        return _entries([whole[:, i] for i in range(q)])
 
     if isinstance(op, NormalRV):
-        sds = columns(spread)
-        return columns(mean), [[sds[i] if i == j else None for j in range(q)] for i in range(q)]
+        return columns(mean), np.diag(columns(spread))
     if math.prod(n or 0 for n in spread.type.shape) != q * q:  # one for all groups
         return None
-    root = pt.linalg.cholesky(spread.reshape((q, q)))
-    return columns(mean), [[root[i, j] if j <= i else None for j in range(q)] for i in range(q)]
+    root, R = pt.linalg.cholesky(spread.reshape((q, q))), np.zeros((q, q), object)
+    for i, j in zip(*np.tril_indices(q), strict=True):
+        R[i, j] = root[int(i), int(j)]
+    return columns(mean), R
 
 
 def _with(
     effects: Effects, parameters: ParameterSpace, theta: Variable, table: Variable, rv: Variable,
-    inside: NDArray[np.int64], m: list[Variable], R: Entries,
+    inside: NDArray[np.int64], m: Entries, R: Entries,
 ) -> Effects | None:  # fmt: skip
     """Effects with another variable; None if the table is not affine in both, or their laws depend on each other."""
     groups, r = table.type.shape
@@ -512,9 +455,10 @@ def _with(
 
     (A,) = at(moved(np.zeros(groups * q)), [table])
     slopes = [at(moved(np.repeat(np.eye(q)[j], groups)), [table])[0] - A for j in range(q)]
-    m = [*effects.m, *m]
-    R = [*([*row, *[None] * more] for row in effects.R), *([None] * (q - more) + row for row in R)]
-    laws = [*m, *(v for row in R for v in row if v is not None)]
+    both = np.zeros((q, q), object)
+    both[: q - more, : q - more], both[q - more :, q - more :] = effects.R, R
+    m = np.concatenate([effects.m, m])
+    laws = [v for M in (m, both) for v in M.flat if isinstance(v, Variable)]
     check = pytensor.function(
         [theta],
         [table, A, *slopes, *at(moved(np.zeros(groups * q)), laws), *laws],
@@ -533,8 +477,11 @@ def _with(
         nonzero |= (slope != 0).any(axis=1).T
     if not nonzero.any(axis=0).all():
         return None
-    B = [[slopes[j][:, i] if nonzero[i, j] else None for j in range(q)] for i in range(r)]
-    return Effects([*effects.variables, rv], together, [A[:, i] for i in range(r)], B, m, R)
+    B = np.zeros((r, q), object)
+    for i, j in np.argwhere(nonzero):
+        B[i, j] = slopes[j][:, int(i)]
+    constant = _entries([A[:, i] for i in range(r)])
+    return Effects([*effects.variables, rv], together, constant, B, m, both)
 
 
 def below_diagonals(parameters: ParameterSpace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
