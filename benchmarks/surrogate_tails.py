@@ -9,6 +9,7 @@ import os
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
+import contextlib
 import logging
 import sys
 from dataclasses import replace
@@ -23,7 +24,7 @@ from surrogate_limit import normal
 
 import pymc_dp as dp
 import pymc_dp.steps.normal
-from pymc_dp.surrogate.normal import fit
+from pymc_dp.surrogate.normal import evaluation, fit
 
 SEED, N, EPSILONS = 21, 20_000, (1.0, 3.0)
 RIGHT = ("linear", "poisson", "logistic", "rare outcome")
@@ -31,17 +32,26 @@ WRONG = (
     "beta_regression", "exponential_survival_as_poisson", "poisson_with_offset", "robust_student_t", "two_scores", "tobit",
     "negative_binomial", "censored_weibull",
 )  # fmt: skip
-SETTINGS = ((6.0, 0.05), (3.0, 0.1), (2.0, 0.05), (2.0, 0.1), (1.0, 0.1))
-"""Units beyond a bound, in √d z, and the sizes' part of a share."""
+SETTINGS = (
+    (2.0, 0.1, 1.0),
+    (2.0, 0.1, 0.0),
+    (2.0, 0.1, 2.0),
+    (6.0, 0.05, 1.0),
+    (4.0, 0.1, 1.0),
+    (1.0, 0.1, 1.0),
+)
+"""Units beyond a bound, in √d z, the sizes' part of a share, and the least number of units beyond, in a count's noise."""
 
 
-def put(beyond, sizes):
-    """The settings with these."""
+@contextlib.contextmanager
+def put(beyond, sizes, shown):
+    """Have the settings with these."""
     last = replace(fit._LAST, beyond=beyond, sizes=sizes, scores=0.88 - sizes)
     new = {"_LAST": last} | {
         name: replace(getattr(fit, name), beyond=beyond) for name in ("_PREPARED", "_LAST_SUM")
     }
-    return mock.patch.multiple(fit, **new)
+    with mock.patch.multiple(fit, **new), mock.patch.object(evaluation, "_SHOWN", shown):
+        yield
 
 
 def results(run, exact):
@@ -83,14 +93,14 @@ def main():
     logging.disable(logging.WARNING)
     pymc_dp.steps.normal.draw = lambda *_: None
     runs, rows = int(sys.argv[1]) if len(sys.argv) > 1 else 10, []
-    for beyond, sizes in SETTINGS:
+    for setting in SETTINGS:
         for kind, names, of in (("right", RIGHT, of_simulated), ("wrong", WRONG, of_ordinary)):
             for epsilon in EPSILONS:
-                with put(beyond, sizes):
+                with put(*setting):
                     found = [summary(list(of(name, epsilon, runs))) for name in names]
                 found = np.array(found)
                 rows.append([
-                    beyond, sizes, kind, epsilon, float(np.exp(np.log(found[:, 0]).mean())), float(found[:, 1].mean()),
+                    *setting, kind, epsilon, float(np.exp(np.log(found[:, 0]).mean())), float(found[:, 1].mean()),
                     float(found[:, 2].mean()), float(found[:, 2].min()),
                 ])  # fmt: skip
                 print(*rows[-1], flush=True)
@@ -102,11 +112,11 @@ def report(rows, runs):
         "surrogate_tails",
         "How many units a bound should clip",
         f"Settings of the last queries of the normal surrogate. *Units beyond* times √d z are longer than a bound of scores, z the noise's sd in "
-        f"the sum / sensitivity; *sizes* is the histograms' part of a share. *Right* models are simulated ({', '.join(RIGHT)}; n = {N:,}), *wrong* "
+        f"the sum / sensitivity, but at least as many as so many sds of a count's noise (*least*); *sizes* is the histograms' part of a share. *Right* models are simulated ({', '.join(RIGHT)}; n = {N:,}), *wrong* "
         f"ones real data that they do not expect ({', '.join(WRONG)}), as in [the table of ordinary models](ordinary_models_pymc6.md). "
         f"{runs} runs each. *Error*: geometric mean over models of the median run's root mean square error of posterior means, in exact posterior "
         "sds; *in own sds* the same in those reported. *Inside*: the exact posterior's mass in 90 % intervals, and the worst model's.",
-        ["units beyond", "sizes", "models", "ε", "error", "in own sds", "inside", "worst"],
+        ["units beyond", "sizes", "least", "models", "ε", "error", "in own sds", "inside", "worst"],
         rows,
     )
 
