@@ -24,7 +24,7 @@ import pymc_dp.steps.normal
 from pymc_dp.compat import summary
 
 SEED, N, EPSILON, DELTA = 2_064, 200_000, 1.0, 1e-6
-ROWS = [(50, 10), (50, 100), (100, 10), (100, 100), (200, 10), (200, 100)]
+ROWS = [(50, 10), (50, 100), (100, 10), (100, 100)]
 """Coefficients, and condition number of the covariates' covariance."""
 HORSESHOE = 100, 8
 """Coefficients, and those that matter."""

