@@ -19,12 +19,11 @@ from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Query
 from pymc_dp.surrogate.normal.bounds import (
     BINS_PER_OCTAVE,
+    OF_CLIPPED,
     number_beyond,
     size_exceeded_by,
 )
 
-_OF_CLIPPED = 0.5
-"""Part of what a bound of scores clips that may be biased: centring takes off the rest as far as the model is right."""
 _OF_TABLES = 0.1
 """Of the information's share, the part for what couples tables: a few numbers."""
 
@@ -128,8 +127,8 @@ class Evaluator:
         of = replace(of, bound=b)
         released, noise = self.measure.sum(of, b, share)
         released, noise, clipped = released / kept, noise / kept, clipped / kept
-        sd = math.hypot(noise, _OF_CLIPPED * clipped / math.sqrt(self.shape.n))
-        of_rows = [np.hypot(noise, _OF_CLIPPED * clipped * part) for part in parts]
+        sd = math.hypot(noise, OF_CLIPPED * clipped / math.sqrt(self.shape.n))
+        of_rows = [np.hypot(noise, OF_CLIPPED * clipped * part) for part in parts]
         common, *tables = self.shape.parts(released)
         back = np.linalg.inv(preconditioner.V)
         scales = [

@@ -24,6 +24,10 @@ _UNSEEN = 0.3
 taken for a tail, and half of the runs' errors are said to be up to twice what they are."""
 
 
+OF_CLIPPED = 0.5
+"""Part of what a bound of scores clips that may be biased: centring takes off the rest as far as the model is right."""
+
+
 def number_beyond(beyond: float, d: int, multiplier: float, n_units: float) -> float:
     """How many units are to be longer than a bound: where noise and what is clipped of them balance.
 

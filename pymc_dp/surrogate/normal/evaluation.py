@@ -17,6 +17,7 @@ from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Gradient, Information, Query, Root, Score
 from pymc_dp.surrogate.normal.bounds import (
     BINS_PER_OCTAVE,
+    OF_CLIPPED,
     number_beyond,
     pooled,
     size_exceeded_by,
@@ -25,10 +26,6 @@ from pymc_dp.surrogate.normal.bounds import (
 _BEYOND_INFORMATION = 1.0
 """So many times √d z units have more information than its bound, z the noise's sd in the sum / sensitivity: all that is clipped of them
 points in one direction."""
-_SHOWN = 1.0
-"""As many units as noise makes of a bin are longer than the scores' bound at least: fewer are not told from none, and a bound is up to twice as
-long as it should be. Without, errors of logistic regressions are 1.5 times as large; with 2, coverage of wrong models a tenth less
-(`benchmarks/surrogate_tails.py`)."""
 _OF_SCORES = 0.6
 """Of a share for sizes, the part for those of scores; the rest is for those of information."""
 _WIDE = 4
@@ -66,7 +63,7 @@ class Parts:
     scores: float
     information: float
     room: float
-    beyond: float = 2.0
+    beyond: float = 6.0
     kept: Literal["matrix", "diagonal", "nothing"] = "matrix"
 
 
@@ -163,9 +160,8 @@ class Evaluator:
         )
         if sizes:
             z = measure.last_multiplier(d) if by_last_sum else measure.multiplier(for_scores, d)
-            counts, sd = pooled(sizes)
-            number = max(number_beyond(parts.beyond, d, z, self.n_units), _SHOWN * sd)
-            b, excess = size_exceeded_by(number, counts, sd)
+            number = number_beyond(parts.beyond, d, z, self.n_units)
+            b, excess = size_exceeded_by(number, *pooled(sizes))
             b = max(b, least)
         else:
             usual = math.sqrt(d / self.n_units)
@@ -200,8 +196,7 @@ class Evaluator:
             kept = np.diag(rest)
         if by_last_sum:
             score, noise = measure.last_sum(Score(theta, V, b, T), b)
-        # Centring takes it off as far as the model is right; where it is not, all of it may point one way.
-        clipped = number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
+        clipped = OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, clipped), information, kept,
             parts.kept == "diagonal", information_sd, largest, sizes,
