@@ -41,9 +41,8 @@ PLAN = [
 COMMON, GROUPS, SPREADS = (
     ("beta", "mean"), ("alpha", "slope", "other"), ("tau", "tau_2", "chol_cholesky-cov-packed__"),
 )  # fmt: skip
-
-
 SIZES, MANY = (50, 200, 1000, 5000), 200_000
+"""Numbers of groups, and of records, for time and memory."""
 
 
 def drawn(rng, kind, m, n=N):

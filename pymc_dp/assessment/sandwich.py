@@ -34,6 +34,7 @@ from pymc_dp.exceptions import (
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.compiled import compile as compile_model
 from pymc_dp.likelihood.draws import as_variables
+from pymc_dp.likelihood.simulated import CANNOT_BE_DRAWN
 from pymc_dp.linalg import Vector, as_matrix, positive, power
 from pymc_dp.privacy.guarantee import Guarantee
 from pymc_dp.privacy.ledger import PrivacyLedger
@@ -255,7 +256,7 @@ def sandwich(
     posterior_and_model(compiled, attrs, "`result`", payment.noise.secure)
     if compiled.simulated is None:
         raise UnsupportedModelError(
-            "The model's outcomes cannot be drawn by PyMC's own laws (it has a `CustomDist`, perhaps), so what scores would vary by "
+            f"{CANNOT_BE_DRAWN}, so what scores would vary by "
             "if it were right is not known. Write it with PyMC's distributions."
         )
     with doing("Compiling the variables"):

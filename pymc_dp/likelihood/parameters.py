@@ -50,7 +50,7 @@ class ParameterSpace:
         }
         return clone_replace(outputs, parts, rebuild_strict=False), theta
 
-    def point(self, theta: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    def point(self, theta: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Values of the value variables at θ, by name."""
         return dict(zip(self.shapes, self._split(theta), strict=True))
 

@@ -28,6 +28,12 @@ from pymc_dp.linalg import Vector
 
 Words = NDArray[np.uint64]
 
+CANNOT_BE_DRAWN = (
+    "The model's outcomes cannot be drawn by PyMC's own laws (it has a `CustomDist`, perhaps, or bounds of "
+    "`Censored` for each record)"
+)
+"""Why a model has no simulated scores, as far as can be told."""
+
 SECRET_WORDS = 4
 """Words that seed the outcomes: 256 bits, as long as any key."""
 _DRAWN = 8

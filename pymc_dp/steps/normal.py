@@ -12,6 +12,7 @@ from pymc_dp.diagnostics import Diagnostics, Note
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import LogPrior
+from pymc_dp.likelihood.simulated import CANNOT_BE_DRAWN
 from pymc_dp.linalg import Vector
 from pymc_dp.records.design import PublicDesign, public_design
 from pymc_dp.records.measurements import Measurements
@@ -53,7 +54,7 @@ of all of the budget's, is .84 in four dimensions at ε = 1, and .9 in eight."""
 
 _OBSERVED = Note(
     "model",
-    "The model's outcomes cannot be drawn by PyMC's own laws (it has a `CustomDist`, or bounds of `Censored` for each record), so how sharp the likelihood is "
+    f"{CANNOT_BE_DRAWN}, so how sharp the likelihood is "
     "was taken from the squares of its slopes. Where the model is wrong, intervals may be a quarter too narrow or too wide.",
 )
 _CUT_SHORT = Note(

@@ -22,7 +22,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace
 from scipy.optimize import minimize
 
-from pymc_dp.compat import HAS_INFERENCE_DATA, lower_named_dims
+from pymc_dp.compat import lower_named_dims
 from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.cut import Cut
 from pymc_dp.likelihood.parameters import ParameterSpace
@@ -151,7 +151,7 @@ class LawModel:
             start += groups * columns
         self._zeta, self._density = zeta, lower_named_dims(density) + jacobian + log_law
         (own,) = clone_replace([self._density])  # rewriting changes the graph
-        own = own if HAS_INFERENCE_DATA else rewrite_pregrad(own)
+        own = rewrite_pregrad(own)
         # A search asks some thousand times. Only NUTS asks often enough to compile the density, with what it released.
         self._value = pm.compile([zeta], [own, pytensor.grad(own, zeta)], mode=interpreted())
         self._at = pm.compile([zeta], [point, u + of["centre"], *prior_sds], mode=interpreted())

@@ -13,7 +13,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
-from pymc_dp.compat import HAS_INFERENCE_DATA, ancestors, lower_named_dims
+from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.likelihood.parameters import ParameterSpace
 
 Entries = NDArray[np.object_]
@@ -62,29 +62,30 @@ def given(
     moved = clone_replace(symbols, {theta: point}, rebuild_strict=False)
     here = dict(zip(symbols, moved, strict=True))
     A, B, m, R = (_entries([here.get(v, v) for v in M.flat]).reshape(M.shape) for M in effects[2:])
-    G, Λ = B @ R, _entries([precision[:, i, j] for i in range(r) for j in range(r)]).reshape(r, r)
-    away = _entries([centre[:, i] for i in range(r)]) - A - B @ m
-    linear = G.T @ (_entries([pull[:, i] for i in range(r)]) + Λ @ away)
-    P, L = np.eye(q) + G.T @ Λ @ G, np.zeros((q, q), object)
+    G, Λ = _times(B, R), _entries([precision[:, i, j] for i in range(r) for j in range(r)])
+    Λ = Λ.reshape(r, r)
+    away = _entries([centre[:, i] for i in range(r)]) - A - _times(B, m)
+    linear = _times(G.T, _entries([pull[:, i] for i in range(r)]) + _times(Λ, away))
+    P, L = np.eye(q) + _times(G.T, _times(Λ, G)), np.zeros((q, q), object)
     for i in range(q):
         for j in range(i + 1):
-            rest = P[i, j] - sum(L[i, :j] * L[j, :j])
+            rest = P[i, j] - _times(L[i, :j], L[j, :j])
             L[i, j] = pt.sqrt(rest) if i == j else rest / L[j, j]
     y, epsilon = np.zeros(q, object), np.zeros(q, object)
     for i in range(q):
-        y[i] = (linear[i] - sum(L[i, :i] * y[:i])) / L[i, i]
+        y[i] = (linear[i] - _times(L[i, :i], y[:i])) / L[i, i]
     for i in reversed(range(q)):
         white = y[i] + zeta[effects.inside[:, i]]
-        epsilon[i] = (white - sum(L[i + 1 :, i] * epsilon[i + 1 :])) / L[i, i]
+        epsilon[i] = (white - _times(L[i + 1 :, i], epsilon[i + 1 :])) / L[i, i]
 
     def each(v: Any) -> Variable:
         return pt.broadcast_to(v, (groups,))
 
-    prior_sds = pt.stack([each(pt.sqrt(sum(row**2))) for row in G], axis=1)
+    prior_sds = pt.stack([each(pt.sqrt(_times(row, row))) for row in G], axis=1)
     change = sum(
         (pt.sum(each(pt.log(pt.abs(R[i, i]))) - pt.log(L[i, i])) for i in range(q)), pt.zeros(())
     )
-    return [each(v) for v in m + R @ epsilon], prior_sds, change
+    return [each(v) for v in m + _times(R, epsilon)], prior_sds, change
 
 
 def _entries(values: Sequence[Any]) -> Entries:
@@ -93,6 +94,17 @@ def _entries(values: Sequence[Any]) -> Entries:
     for k, value in enumerate(values):
         entries[k] = value
     return entries
+
+
+def _times(a: Entries, b: Entries) -> Any:
+    """What ``a @ b`` is, without products with a number, which is 0: PyTensor 2 rewrites 0 / x without end."""
+    found = np.zeros((*a.shape[:-1], *b.shape[1:]), object)
+    for at in np.ndindex(found.shape):
+        row, column = (a[at[0]], b[:, *at[1:]]) if a.ndim == 2 else (a, b[:, *at])
+        for x, y in zip(row, column, strict=True):
+            if isinstance(x, Variable) and isinstance(y, Variable):
+                found[at] = found[at] + x * y
+    return found[()]
 
 
 def find_effects(
@@ -109,15 +121,12 @@ def find_effects(
     taken : sequence of Variable
         Other tables' effects, of which there is one for each number.
     """
-    model, start, places = parameters.model, 0, {}
-    groups, columns = table.type.shape
-    for rv in model.free_RVs:
-        shape = parameters.shapes[model.rvs_to_values[rv].name]
-        places[rv] = np.arange(start, start := start + math.prod(shape)).reshape(shape)
+    model, (groups, columns) = parameters.model, table.type.shape
+    places = parameters.point(np.arange(parameters.d))
     A, none = _entries([table[:, i] for i in range(columns)]), np.zeros((columns, 0), object)
     effects = Effects([], np.zeros((groups, 0), np.int64), A, none, none[0], none[:0])
     for rv in reversed([rv for rv in model.free_RVs if rv not in taken]):
-        inside = places[rv]
+        inside = places[model.rvs_to_values[rv].name]
         on_its_side = inside.shape[:1] != (groups,)
         inside = inside.T if on_its_side else inside
         if inside.shape[:1] != (groups,) or inside.ndim > 2:
@@ -194,17 +203,14 @@ def _with(
     for _ in range(2):
         there = parameters.start + rng.normal(size=parameters.d)
         value, constant, *rest = check(there)
-        slope, apart, given = np.array(rest[:q]), rest[q : q + len(laws)], rest[q + len(laws) :]
+        slope, without, whole = np.array(rest[:q]), rest[q : q + len(laws)], rest[q + len(laws) :]
         affine = constant + np.einsum("jgr,gj->gr", slope, there[together])
         if not np.allclose(value, affine, rtol=1e-9, atol=1e-9) or not all(
-            map(np.array_equal, apart, given)
+            map(np.array_equal, without, whole)
         ):
             return None
         nonzero |= (slope != 0).any(axis=1).T
     if not nonzero.any(axis=0).all():
-        return None
-    apart = nonzero.sum(axis=1).max() == 1 and not np.any(both != np.diag(np.diag(both)))
-    if HAS_INFERENCE_DATA and not apart:  # PyTensor 2 rewrites such densities without end
         return None
     B = np.zeros((r, q), object)
     for i, j in np.argwhere(nonzero):
@@ -218,17 +224,14 @@ def below_diagonals(parameters: ParameterSpace) -> tuple[NDArray[np.int64], NDAr
 
     It is as narrow as that is small: the density is highest where a scale is 0, if it is not seen in parts of it.
     """
-    model, start = parameters.model, 0
+    places = parameters.point(np.arange(parameters.d))
     below: list[int] = []
     diagonal: list[int] = []
-    for rv in model.free_RVs:
-        size = math.prod(parameters.shapes[model.rvs_to_values[rv].name])
-        if isinstance(model.rvs_to_transforms[rv], CholeskyCovPacked):
-            end = start
-            for row in range(math.isqrt(2 * size)):
-                end += row
-                below += range(end - row, end)
-                diagonal += [end] * row
-                end += 1
-        start += size
+    for rv, transform in parameters.model.rvs_to_transforms.items():
+        if isinstance(transform, CholeskyCovPacked):
+            packed = places[parameters.model.rvs_to_values[rv].name]
+            for row in range(math.isqrt(2 * len(packed))):
+                first = row * (row + 1) // 2
+                below += list(packed[first : first + row])
+                diagonal += [packed[first + row]] * row
     return np.array(below, np.int64), np.array(diagonal, np.int64)
