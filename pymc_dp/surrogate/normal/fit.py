@@ -187,11 +187,9 @@ class _Run:
         nats = math.sqrt(at.largest) * float(np.linalg.norm(inverse @ step))
         if last:
             before = self._predicted.noise if self._predicted else 0.0
-            self.arrived = (
-                not at.saturated
-                and self._good
-                and length < _NEAR * math.hypot(before, math.sqrt(d))
-            )
+            # Whether it contradicts the ones before is judged by `surprise`, whose law is known.
+            short = length < _NEAR * math.hypot(before, math.sqrt(d))
+            self.arrived = short and not at.saturated
             law = Law(theta, gradient, J, S + now.of_curvature(step))
             return posterior_of(law, prior, theta)
 
