@@ -1,8 +1,8 @@
 # Every target makes its own virtual environment if there is none.
 #   make demo       a private posterior of a real data set
 #   make quick      the tests that take seconds: on every save
-#   make test       the tests, but for sweeps and slow ones: before every commit
-#   make test-all   these too, but for the long versions of some: what CI runs on the newest Python
+#   make test       the tests, but for sweeps and slow ones: before every commit, and what CI runs
+#   make test-all   these too, but for the long versions of some: before a release
 #   make test-nightly   all of them
 #   make coverage   what `make test-all` runs of the package, line by line
 #   make notebooks  the tutorials, run from start to end
