@@ -33,20 +33,27 @@ def as_vectors(matrices: Vector) -> Vector:
     return np.asarray(matrices[..., i, j] * np.where(i == j, 1.0, math.sqrt(2)))
 
 
-def squares(z: Vector, weights: Vector | None = None) -> Vector:
+def squares(z: Vector, weights: Vector | None = None, out: Vector | None = None) -> Vector:
     r""":func:`as_vectors` of :math:`\sum_k w_k z_k z_k^\top`, shape (units, d (d + 1) / 2), of z of shape (k, units, d).
 
     Column by column, as matrices of units are 25 times as slow to make (d = 100).
     """
     d, right = z.shape[2], np.ascontiguousarray(z.transpose(0, 2, 1))
     left = right if weights is None else right * weights[:, None, :]
-    packed, start = np.empty((d * (d + 1) // 2, z.shape[1])), 0
+    packed = np.empty((d * (d + 1) // 2, z.shape[1])) if out is None else out.T
+    start = 0
     for j in range(d):
         row = packed[start : start + j + 1]
         np.einsum("kn,kin->in", left[:, j], right[:, : j + 1], out=row)
         row[:j] *= math.sqrt(2)
         start += j + 1
     return packed.T
+
+
+def norms_of_squares(z: Vector, weights: Vector) -> Vector:
+    r"""Norms of :func:`squares`, shape (units,): the square of one is :math:`\sum_{kl} w_k w_l (z_k^\top z_l)^2`."""
+    products = (z.transpose(1, 0, 2) @ z.transpose(1, 2, 0)) ** 2
+    return np.sqrt(np.maximum(np.einsum("kn,nkl,ln->n", weights, products, weights), 0.0))
 
 
 def as_matrix(vectors: Vector, d: int) -> Vector:

@@ -18,8 +18,8 @@ from pymc_dp.privacy.noise import NoiseSource
 from pymc_dp.privacy.noisy_sum import check_units
 from pymc_dp.records.curator import Curator
 from pymc_dp.records.measurements import PaidMeasurements
-from pymc_dp.records.queries import Query, Units
-from pymc_dp.records.sums import RecordSums, sizes_of
+from pymc_dp.records.queries import Query, Units, sizes
+from pymc_dp.records.sums import RecordSums
 from pymc_dp.steps.run import Run
 
 
@@ -44,7 +44,7 @@ class OwnRecords:
 
     def counts(self, of: Query, bins_per_octave: int) -> NDArray[np.int64]:
         """See :class:`~pymc_dp.records.sums.RecordSums`."""
-        return counts_of(map(sizes_of, of.terms(self)), bins_per_octave)
+        return counts_of(sizes(of, self), bins_per_octave)
 
 
 class Payment:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.simulated import Scores
-from pymc_dp.linalg import clip, norms, shrink, squares
+from pymc_dp.linalg import clip, norms, norms_of_squares, shrink, squares
 from pymc_dp.privacy.clipping import Sparse
 
 Vector = NDArray[np.float64]
@@ -66,6 +66,18 @@ def is_acute(of: Query) -> bool:
     It is a claim that a sensitivity rests on: to be proved where it is made.
     """
     return bool(getattr(of, "acute", False))
+
+
+def sizes(of: Query, records: Any) -> Iterator[Vector]:
+    """Chunks of the Euclidean norms of units' terms, by a query's own ``sizes`` if it has a faster way. Private."""
+    if hasattr(of, "sizes"):
+        yield from of.sizes(records)
+        return
+    for terms in of.terms(records):
+        if isinstance(terms, Sparse):
+            yield norms(terms.values)
+        else:
+            yield np.abs(terms) if terms.ndim == 1 else norms(terms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,20 +247,41 @@ class Information:
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`Query`."""
+        for part in self._parts(records, units):
+            yield self._packed(*part)
+
+    def sizes(self, records: UnitTerms) -> Iterator[Vector]:
+        """See :func:`sizes`. Where outcomes are fewer than parameters, by their inner products."""
+        for z, weights, kept in self._parts(records, None):
+            if self.kept == "diagonal" or len(z) >= z.shape[2]:
+                yield norms(self._packed(z, weights, kept))
+                continue
+            whole = norms_of_squares(z, weights)
+            yield np.hypot(whole, norms_of_squares(z, kept)) if self.kept == "matrix" else whole
+
+    def _packed(self, z: Vector, weights: Vector, kept: Vector) -> Vector:
+        half = len(self.theta) * (len(self.theta) + 1) // 2
+        both = np.empty((self.dimension, z.shape[1])).T
+        squares(z, weights, out=both[:, :half])
+        if self.kept == "matrix":
+            squares(z, kept, out=both[:, half:])
+        if self.kept == "diagonal":
+            both[:, half:] = np.einsum("kn,knd->nd", kept, z**2)
+        return both
+
+    def _parts(
+        self, records: UnitTerms, units: Units | None
+    ) -> Iterator[tuple[Vector, Vector, Vector]]:
+        """Of slices of units: z, its weights, and those of what is kept."""
         W = _of_all(units, self.tempering * self.V)
+        size = max(_LEAST_SLICE, _SLICE // self.dimension)
         for of in records.scores(self.theta):
             z = finite_scores(of.simulated @ W)
             weights = of.weights / self.tempering
             kept = weights * shrink(np.linalg.norm(z, axis=2), self.bound)
-            size = max(_LEAST_SLICE, _SLICE // self.dimension)
             for start in range(0, z.shape[1], size):
                 few = slice(start, start + size)
-                both = [squares(z[:, few], weights[:, few])]
-                if self.kept == "matrix":
-                    both.append(squares(z[:, few], kept[:, few]))
-                if self.kept == "diagonal":
-                    both.append(np.einsum("kn,knd->nd", kept[:, few], z[:, few] ** 2))
-                yield np.concatenate(both, axis=1)
+                yield z[:, few], weights[:, few], kept[:, few]
 
 
 def expected(z: Vector, of: Scores, bound: float, wholly: bool = False) -> Vector:

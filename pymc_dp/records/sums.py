@@ -11,10 +11,9 @@ from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.local import LocalGradients
 from pymc_dp.likelihood.simulated import Scores, SimulatedScores
-from pymc_dp.linalg import norms
-from pymc_dp.privacy.clipping import Sparse, clipped_sum
+from pymc_dp.privacy.clipping import clipped_sum
 from pymc_dp.privacy.histogram import counts_of
-from pymc_dp.records.queries import Query, Units, Vector
+from pymc_dp.records.queries import Query, Units, Vector, sizes
 
 _UNPREPARED = "The records were not prepared for this query."
 _KEPT_BYTES = 2**27
@@ -188,8 +187,7 @@ class LocalRecords:
 
     def counts(self, of: Query, bins_per_octave: int) -> NDArray[np.int64]:
         """See :class:`RecordSums`."""
-        sizes = map(sizes_of, of.terms(self))
-        return counts_of(sizes, bins_per_octave)
+        return counts_of(sizes(of, self), bins_per_octave)
 
     # -- terms, for queries -----------------------------------------------------------------------
 
@@ -236,10 +234,3 @@ class LocalRecords:
         if self._gradients is None:
             raise RuntimeError(_UNPREPARED)
         return self._gradients
-
-
-def sizes_of(terms: Vector | Sparse) -> Vector:
-    """Of units' terms, the Euclidean norms."""
-    if isinstance(terms, Sparse):
-        return norms(terms.values)
-    return np.abs(terms) if terms.ndim == 1 else norms(terms)
