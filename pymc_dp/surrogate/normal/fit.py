@@ -41,7 +41,7 @@ errors are 1.14 times as large, with 12 .95 times, and twice in one cell. With (
 errors are 1.1 times as large."""
 _LAST = Parts(sizes=0.05, scores=0.83, information=0.12, room=0.05)
 """With two √d z units beyond a bound in place of six, a tenth for sizes, and all of what is clipped allowed for, 90 % intervals hold .80 of the
-exact posterior of real data, not .79, but 87 of 104 runs are usable, not 93 of 102 (`benchmarks/ordinary_models.py`), and errors of simulated
+exact posterior of real data at ε = 1 and 3, not .79, but 87 of 104 runs are usable, not 93 (`benchmarks/ordinary_models.py`), and errors of simulated
 data are 1.2 times as large (`benchmarks/surrogate_limit.py`)."""
 _ENDING = 0.15, 0.3
 """Parts of what is left that the queries before the last one get. All gradients are pooled, so that costs next to nothing, and
