@@ -37,6 +37,7 @@ N, P, DRAWS = 50_000, 3, 500
 PLAN = [
     ("intercepts", 12, 8), ("intercepts", 50, 8), ("intercepts", 200, 4), ("intercepts", 1000, 2), ("slopes", 50, 4),
     ("slopes", 200, 2), ("correlated", 50, 4), ("correlated", 200, 2), ("crossed", 50, 4), ("crossed", 200, 2),
+    ("games", 50, 4), ("games", 200, 2),
 ]  # fmt: skip
 COMMON, GROUPS, SPREADS = (
     ("beta", "mean"), ("alpha", "slope", "other"), ("tau", "tau_2", "chol_cholesky-cov-packed__"),
@@ -70,6 +71,10 @@ def drawn(rng, kind, m, n=N):
         truth["other"] = rng.normal(0, truth["tau_2"], m // 2)
         data["j"] = rng.integers(m // 2, size=n)
         eta += truth["other"][data["j"]]
+    if kind == "games":
+        truth["alpha"] = rng.normal(0, truth["tau"], m)
+        data["j"] = (k + rng.integers(1, m, n)) % m
+        eta = X @ truth["beta"] + truth["mean"] + truth["alpha"][k] - truth["alpha"][data["j"]]
     data["y"] = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(np.int64)
     return truth, data
 
@@ -84,6 +89,9 @@ def model_of(kind, m, data):
             chol, *_ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=sds)
             alpha = pm.MvNormal("alpha", pm.math.stack([mean, 0]), chol=chol, shape=(m, 2))
             eta += alpha[at["k"], 0] + alpha[at["k"], 1] * at["X"][:, 1]
+        elif kind == "games":
+            alpha = pm.Normal("alpha", 0, pm.HalfNormal("tau", 0.7), shape=m)
+            eta += mean + alpha[at["k"]] - alpha[at["j"]]
         else:
             eta += pm.Normal("alpha", mean, pm.HalfNormal("tau", 0.7), shape=m)[at["k"]]
         if kind == "slopes":

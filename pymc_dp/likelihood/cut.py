@@ -5,8 +5,8 @@ In a hierarchical model :math:`\ell_i` depends on θ only through
 .. math:: \psi(\theta) = (\varphi, \alpha), \qquad
     \ell_i(\theta) = \ell_i(\varphi, \alpha_{k(i)}),
 
-α a table of a row per group of which record i uses one. Which row is private; that it is one can be read
-from the graph, and is public. Hyperparameters are not in ψ: they are in no record's term.
+α a table of a row per group of which record i uses one, or two, as a game does of two teams. Which rows is private; that it is
+so many can be read from the graph, and is public. Hyperparameters are not in ψ: they are in no record's term.
 """
 
 import math
@@ -19,7 +19,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.replace import clone_replace
-from pytensor.scalar.basic import Add, Clip
+from pytensor.scalar.basic import Add, Clip, Sub
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 
@@ -29,22 +29,22 @@ from pymc_dp.likelihood.record_graph import RecordGraph
 
 
 class Table(NamedTuple):
-    """A table of which a record uses one row.
+    """A table of which a record uses one row, or two.
 
     Parameters
     ----------
-    index : Variable, shape (records,)
-        The row of every record, as a function of the records.
+    indices : list of Variable, shape (records,)
+        Of every use, the row of every record, as a function of the records.
     sources : list of Variable
         Of θ: what its columns are made of, each of shape (groups,) or (groups, columns).
-    gathered : list of Variable
-        What the log-likelihood has in their place: the rows of the records.
+    gathered : list of list of Variable
+        Of every use, what the log-likelihood has in place of the sources: the rows of the records.
     groups, columns : int
     """
 
-    index: Variable
+    indices: list[Variable]
     sources: list[Variable]
-    gathered: list[Variable]
+    gathered: list[list[Variable]]
     groups: int
     columns: int
 
@@ -92,6 +92,11 @@ class Cut(NamedTuple):
         """Groups and columns of every table."""
         return [(table.groups, table.columns) for table in self.tables]
 
+    @property
+    def uses(self) -> list[int]:
+        """The table of every row that a record uses."""
+        return [k for k, table in enumerate(self.tables) for _ in table.indices]
+
 
 def find_cut(graph: RecordGraph) -> Cut | None:
     """Cut the log-likelihood's graph where it chooses among parameters.
@@ -116,19 +121,21 @@ def find_cut(graph: RecordGraph) -> Cut | None:
     for gathered, (source, index) in found.items():
         groups, columns = int(source.type.shape[0]), math.prod(source.type.shape[1:])
         for k, t in enumerate(tables):
-            if t.groups == groups and equal_computations([t.index], [index]):
-                known = [v for v, s in zip(t.gathered, t.sources, strict=True) if _equal(s, source)]
+            if t.groups == groups and _equal(t.indices[0], index):
+                (rows_used,) = t.gathered
+                known = [v for v, s in zip(rows_used, t.sources, strict=True) if _equal(s, source)]
                 stand_ins[gathered] = known[0] if known else gathered.type()
                 if not known:
                     t.sources.append(source)
-                    t.gathered.append(stand_ins[gathered])
+                    rows_used.append(stand_ins[gathered])
                     tables[k] = t._replace(columns=t.columns + columns)
                 break
         else:
             stand_ins[gathered] = gathered.type()
-            tables.append(Table(index, [source], [stand_ins[gathered]], groups, columns))
+            tables.append(Table([index], [source], [[stand_ins[gathered]]], groups, columns))
     if not tables:
         return None
+    tables = _paired(tables)
     rest, *values = clone_replace([log_likelihood, *graph.values], stand_ins, rebuild_strict=False)
     sources = _common(rest, graph.theta, values, rows | set(stand_ins.values()))
     inputs = {v: v.type() for v in sources}
@@ -158,15 +165,42 @@ def merged(cut: Cut, pairs: Collection[tuple[int, int, int]]) -> Cut:
     for k, (table, source) in enumerate(zip(cut.tables, whole, strict=True)):
         for j, _, column in (pair for pair in pairs if pair[1] == k):
             source = source[:, column].set(source[:, column] + phi[j])
-        rows, start = pt.matrix(f"rows_{k}", shape=(None, table.columns)), 0
-        for v in table.gathered:
-            width = math.prod(v.type.shape[1:])
-            stand_ins[v] = rows[:, start : start + width].reshape((-1, *v.type.shape[1:]))
-            start += width
-        tables.append(table._replace(sources=[source], gathered=[rows]))
+        used = [pt.matrix(f"rows_{k}", shape=(None, table.columns)) for _ in table.indices]
+        for rows, parts in zip(used, table.gathered, strict=True):
+            start = 0
+            for v in parts:
+                width = math.prod(v.type.shape[1:])
+                stand_ins[v] = rows[:, start : start + width].reshape((-1, *v.type.shape[1:]))
+                start += width
+        tables.append(table._replace(sources=[source], gathered=[[rows] for rows in used]))
     (rest,) = clone_replace([cut.log_likelihood], stand_ins, rebuild_strict=False)
     sources = [phi[kept]] if kept else []
     return Cut(cut.graph, rest, [common] if kept else [], sources, tables, len(kept))
+
+
+def _paired(tables: list[Table]) -> list[Table]:
+    """With one table in place of two of the same sources: apart, each would be seen with noise of its own."""
+    paired: list[Table] = []
+    for table in tables:
+        for k, first in enumerate(paired):
+            found = [
+                [
+                    v
+                    for v, s in zip(table.gathered[0], table.sources, strict=True)
+                    if _equal(s, source)
+                ]
+                for source in first.sources
+            ]
+            alike = len(table.sources) == len(found) and all(map(len, found))
+            if alike and table.groups == first.groups > 1 and len(first.indices) == 1:
+                paired[k] = first._replace(
+                    indices=first.indices + table.indices,
+                    gathered=[*first.gathered, [same[0] for same in found]],
+                )
+                break
+        else:
+            paired.append(table)
+    return paired
 
 
 def rows_of(index: NDArray[np.float64], groups: int) -> NDArray[np.int64]:
@@ -225,12 +259,18 @@ def _gathers(
     rowwise, of_theta = _reached(output, rows), _reached(output, {theta})
     read: dict[Variable, tuple[Variable, Variable]] = {}
     early: dict[Variable, Variable] = {}
-    for node in io_toposort(list(graph_inputs([output])), [output]):
+    nodes = list(io_toposort(list(graph_inputs([output])), [output]))
+    twice = _read_twice([g for node in nodes if (g := _gather(node, rowwise, of_theta))])
+    for node in nodes:
         out = node.outputs[0]
         if (gather := _gather(node, rowwise, of_theta)) is not None:
             read[out], early[out] = gather, out
         elif isinstance(node.op, Elemwise) and any(v in read for v in node.inputs):
             indices = [read[v][1] for v in node.inputs if v in read]
+            if _adds_parameters(node, read, of_theta) and any(
+                v in twice for u in node.inputs if u in read for v in ancestors([read[u][0]])
+            ):
+                continue  # the same is added to one of two only, and then these are two tables
             if all(v in read or _shared(v, rowwise) for v in node.inputs) and equal_computations(
                 indices, [indices[0]] * len(indices)
             ):
@@ -245,6 +285,16 @@ def _gathers(
                     )
                     early[out] = before.pop() if alone else out
     return read, early
+
+
+def _read_twice(gathers: list[tuple[Variable, Variable]]) -> set[Variable]:
+    """Sources that are read with two indices."""
+    return {a for a, i in gathers for b, j in gathers if _equal(a, b) and not _equal(i, j)}
+
+
+def _adds_parameters(node: Any, read: Collection[Variable], of_theta: Collection[Variable]) -> bool:
+    added = isinstance(node.op.scalar_op, Add | Sub)
+    return added and any(v in of_theta and v not in read for v in node.inputs)
 
 
 def _shared(v: Variable, rowwise: Collection[Variable]) -> bool:

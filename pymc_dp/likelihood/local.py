@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -62,27 +63,37 @@ class LocalGradients:
         *,
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
-        self._likelihood, self._shapes = likelihood, cut.shapes
-        self.width = q = cut.p + sum(columns for _, columns in cut.shapes)
-        common, gathered = pt.vector("common", shape=(cut.p,)), []
+        self._likelihood, self._uses = likelihood, cut.uses
+        self._used = [cut.shapes[k] for k in cut.uses]
+        ends = cut.p + np.cumsum([columns for _, columns in self._used])
+        self._columns = [slice(e - r, e) for e, (_, r) in zip(ends, self._used, strict=True)]
+        self._pairs = [
+            (i, j) for i, j in combinations(range(len(ends)), 2) if cut.uses[i] == cut.uses[j]
+        ]
+        self.width = q = int(ends[-1])
+        common = pt.vector("common", shape=(cut.p,))
+        gathered: list[Variable] = []
         replacements: dict[Variable, Variable] = {}
         shift, start = pt.vector("shift", shape=(q,)), 0
         for stand_in in cut.common:
             replacements[stand_in] = _part(common + shift[: cut.p], start, stand_in)
             start += int(np.prod(stand_in.type.shape))
-        for k, table in enumerate(cut.tables):
-            rows = pt.matrix(f"gathered_{k}", shape=(None, table.columns))
-            moved, column = rows + shift[start : start + table.columns], 0
-            for stand_in in table.gathered:
+        for stand_ins in (used for table in cut.tables for used in table.gathered):
+            columns = sum(int(np.prod(v.type.shape[1:])) for v in stand_ins)
+            rows = pt.matrix(f"gathered_{len(gathered)}", shape=(None, columns))
+            moved, column = rows + shift[start : start + columns], 0
+            for stand_in in stand_ins:
                 shape = stand_in.type.shape[1:]
                 size = int(np.prod(shape))
                 part = moved[:, column : column + size]
                 replacements[stand_in] = part[:, 0] if not shape else part.reshape((-1, *shape))
                 column += size
             gathered.append(rows)
-            start += table.columns
+            start += columns
         self._index = compile_without_checks(
-            list(cut.graph.rows), [t.index for t in cut.tables], {"mode": "FAST_COMPILE"}
+            list(cut.graph.rows),
+            [index for table in cut.tables for index in table.indices],
+            {"mode": "FAST_COMPILE"},
         )
         self._psi = cut.psi_function()
         self._seen: tuple[Vector, list[Vector]] | None = None
@@ -121,19 +132,32 @@ class LocalGradients:
         """Gradient of each record in `rows`; whatever a record provokes is raised."""
         common, *tables = self._psi_at(theta)
         used = self._in_range(np.array(self._index(*rows), np.float64))
-        gathered = [table[k] for table, k in zip(tables, used, strict=True)]
-        return np.asarray(self._gradient(common, *gathered, *rows)).T
+        gathered = [tables[k][rows_used] for k, rows_used in zip(self._uses, used, strict=True)]
+        found = np.asarray(self._gradient(common, *gathered, *rows)).T
+        for i, j in self._pairs:
+            *_, same, swapped = _in_order(used[i], used[j], self._used[i][0])
+            a, b = found[:, self._columns[i]], found[:, self._columns[j]]
+            a, b = np.where(same, a + b, a), np.where(same, 0.0, b)
+            found[:, self._columns[i]] = np.where(swapped, b, a)
+            found[:, self._columns[j]] = np.where(swapped, a, b)
+        return found
 
     def used_rows(self, rows: Sequence[NDArray[Any]]) -> Sequence[NDArray[np.int64]]:
-        """Of every table, the row that each record uses, in any case one that there is. Private."""
+        """Of every use of a table, the row that each record uses, in any case one that there is. Private.
+
+        Two rows of one table are in order, and different. What a record that uses one twice does with it is all in that one.
+        """
         found = self._likelihood.shielded(
-            lambda some: np.array(self._index(*some), np.float64).T, rows, (len(self._shapes),)
+            lambda some: np.array(self._index(*some), np.float64).T, rows, (len(self._uses),)
         )
-        return self._in_range(np.nan_to_num(found).T)
+        used = self._in_range(np.nan_to_num(found).T)
+        for i, j in self._pairs:
+            used[i], used[j], *_ = _in_order(used[i], used[j], self._used[i][0])
+        return used
 
     def _in_range(self, indices: Vector) -> list[NDArray[np.int64]]:
         return [
-            rows_of(index, groups) for index, (groups, _) in zip(indices, self._shapes, strict=True)
+            rows_of(index, groups) for index, (groups, _) in zip(indices, self._used, strict=True)
         ]
 
     def _psi_at(self, theta: Vector) -> list[Vector]:
@@ -158,10 +182,10 @@ def with_slopes_in_tables(cut: Cut, likelihood: RecordLikelihood, start: Vector)
         batches.append(gradients.of_rows(start + rng.normal(size=len(start)) / 2, rows))
     slopes = np.concatenate(batches)
     slopes = slopes[np.isfinite(slopes).all(axis=1)]
-    places = [(k, c) for k, (_, columns) in enumerate(cut.shapes) for c in range(columns)]
+    places = [(k, c) for k in cut.uses for c in range(cut.shapes[k][1])]
     for j in range(cut.p):
         for place, of_effect in zip(places, slopes[:, cut.p :].T, strict=True):
-            told = np.count_nonzero(of_effect) >= _TOLD
+            told = np.count_nonzero(of_effect) >= _TOLD and cut.uses.count(place[0]) == 1
             if told and np.allclose(slopes[:, j], of_effect, rtol=1e-9, atol=0):
                 found.append((j, *place))
                 break
@@ -171,3 +195,13 @@ def with_slopes_in_tables(cut: Cut, likelihood: RecordLikelihood, start: Vector)
 def _part(vector: Variable, start: int, like: Variable) -> Variable:
     shape = like.type.shape
     return vector[start : start + int(np.prod(shape))].reshape(shape)
+
+
+def _in_order(
+    first: NDArray[np.int64], second: NDArray[np.int64], groups: int
+) -> tuple[NDArray[Any], ...]:
+    """Of two rows of a table, the lower and the higher; whether they were the same one, and whether the second is the lower."""
+    same = first == second
+    second = np.where(same, np.where(first + 1 < groups, first + 1, first - 1), second)
+    swapped = first > second
+    return np.minimum(first, second), np.maximum(first, second), same[:, None], swapped[:, None]

@@ -1,4 +1,4 @@
-r"""Queries about units that each use one row of some tables: few numbers per unit, in many places.
+r"""Queries about units that each use a row or two of some tables: few numbers per unit, in many places.
 
 With a unit's score :math:`(x_i, a_i)` in φ and in the rows that it uses, ψ's vector has :math:`a_i` in
 the places of these rows and 0 in all others. So its norm is that of the few numbers, whichever rows they
@@ -8,7 +8,6 @@ are, and it is :class:`clipped and summed <pymc_dp.privacy.clipping.Sparse>` wit
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +20,11 @@ from pymc_dp.records.queries import Units, UnitTerms, Vector, expected, finite_s
 
 
 class Shape(NamedTuple):
-    """Of ψ: φ of length p, and tables, of so many groups and columns each."""
+    """Of ψ: φ of length p, and tables, of so many groups and columns each; and the table of every row that a unit uses."""
 
     p: int
     tables: tuple[tuple[int, int], ...]
+    uses: tuple[int, ...]
 
     @property
     def n(self) -> int:
@@ -34,13 +34,16 @@ class Shape(NamedTuple):
     @property
     def q(self) -> int:
         """How many numbers of it a unit sees."""
-        return self.p + sum(columns for _, columns in self.tables)
+        return self.p + sum(self.tables[k][1] for k in self.uses)
 
     @property
     def columns(self) -> list[slice]:
-        """Where the tables' columns are among these."""
-        ends = self.p + np.cumsum([r for _, r in self.tables])
-        return [slice(int(e) - r, int(e)) for e, (_, r) in zip(ends, self.tables, strict=True)]
+        """Where the numbers of the rows that a unit uses are among these."""
+        widths = [self.tables[k][1] for k in self.uses]
+        return [
+            slice(int(e) - r, int(e))
+            for e, r in zip(self.p + np.cumsum(widths), widths, strict=True)
+        ]
 
     def parts(self, psi: Vector) -> list[Vector]:
         """φ, and tables of shape (groups, columns)."""
@@ -53,12 +56,13 @@ class Shape(NamedTuple):
     def places(
         self, rows: Sequence[NDArray[np.int64]], each: Sequence[int], first: int
     ) -> list[NDArray[np.int64]]:
-        """Of every table, the places of `each` numbers of the rows used, one table after the other."""
-        places = []
-        for (groups, _), row, size in zip(self.tables, rows, each, strict=True):
-            places.append(first + row[:, None] * size + np.arange(size))
-            first += groups * size
-        return places
+        """The places of the rows used, of `each` numbers by their table, one table after the other."""
+        sizes = [groups * size for (groups, _), size in zip(self.tables, each, strict=True)]
+        starts = first + np.cumsum([0, *sizes])
+        return [
+            starts[k] + row[:, None] * each[k] + np.arange(each[k])
+            for k, row in zip(self.uses, rows, strict=True)
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +83,10 @@ class Preconditioner:
     scales: tuple[Vector, ...]
     of_common: float = math.inf
 
-    @cached_property
-    def W(self) -> Vector:  # noqa: N802
-        """All of it, shape (q, q): a unit's score z becomes z W."""
-        p, scales = len(self.V), np.concatenate([np.ones(len(self.V)), *self.scales])
-        W = np.diag(scales)
+    def of_units(self, uses: Sequence[int]) -> Vector:
+        """W of shape (q, q): a unit's score z becomes z W."""
+        p, scales = len(self.V), [self.scales[k] for k in uses]
+        W = np.diag(np.concatenate([np.ones(p), *scales]))
         W[:p, :p] = self.V
         return W
 
@@ -135,7 +138,8 @@ class GroupScore:
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Sparse]:
         """See :class:`~pymc_dp.records.queries.Query`."""
         _of_all(units)
-        shape, W = self.shape, self.tempering * self.preconditioner.W
+        shape = self.shape
+        W = self.tempering * self.preconditioner.of_units(shape.uses)
         for of in records.scores(self.theta, self.other):
             values = of.observed @ W
             if self.bound < math.inf:
@@ -171,7 +175,7 @@ class _Products:
     def _products(self, records: UnitTerms, units: Units | None) -> Iterator[tuple[Scores, Vector]]:
         r""":math:`E[z z^\top]` / T of chunks of units, shape (units, q, q)."""
         _of_all(units)
-        W = self.tempering * self.preconditioner.W
+        W = self.tempering * self.preconditioner.of_units(self.shape.uses)
         for of in records.scores(self.theta):
             z = finite_scores(of.simulated @ W)
             left, right = z.transpose(1, 2, 0), z.transpose(1, 0, 2)
@@ -192,19 +196,19 @@ class GroupInformation(_Products):
 
     Notes
     -----
-    As a vector: φ's :math:`p(p+1)/2` numbers, √T times for T tables; for every row of r numbers :math:`r(r+1)/2`; for every row r p.
-    Those that stand for two entries of the matrix are √2 times as large. No two units' terms have a negative inner product: it is a mean,
-    with weights that are not negative, of
+    As a vector: φ's :math:`p(p+1)/2` numbers, √T times for T rows that a unit uses; for every row of r numbers :math:`r(r+1)/2`; for
+    every row r p. Those that stand for two entries of the matrix are √2 times as large. No two units' terms have a negative inner product:
+    it is a mean, with weights that are not negative, of
 
-    .. math:: \sum_t u^2 + [k_t = k_t'] (v_t^2 + 2 u v_t), \qquad u = x^\top x',\ v_t = a_t^\top a_t',
+    .. math:: T u^2 + \sum_{t, t'} [k_t = k'_{t'}] (v_{tt'}^2 + 2 u v_{tt'}), \qquad u = x^\top x',\ v_{tt'} = a_t^\top a'_{t'},
 
-    over outcomes of both, with :math:`k_t` the rows that they use, and every summand is :math:`u^2` or :math:`(u + v_t)^2`.
+    over outcomes of both, with :math:`k_t` the rows that they use. These are T different ones, so that T pairs at most are alike, and that is
+    at least the sum of their :math:`(u + v_{tt'})^2`.
     """
 
     @property
     def _each(self) -> tuple[list[int], list[int]]:
-        p = self.shape.p
-        columns = [r for _, r in self.shape.tables]
+        p, columns = self.shape.p, [r for _, r in self.shape.tables]
         return [r * (r + 1) // 2 for r in columns], [r * p for r in columns]
 
     @property
@@ -217,7 +221,8 @@ class GroupInformation(_Products):
     @property
     def nonzeros(self) -> int:
         """How many numbers a unit has."""
-        return self.shape.p * (self.shape.p + 1) // 2 + sum(map(sum, self._each))
+        each = [a + b for a, b in zip(*self._each, strict=True)]
+        return self.shape.p * (self.shape.p + 1) // 2 + sum(each[k] for k in self.shape.uses)
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Sparse]:
         """See :class:`~pymc_dp.records.queries.Query`."""
@@ -225,7 +230,7 @@ class GroupInformation(_Products):
         half, (of_rows, of_cross) = p * (p + 1) // 2, self._each
         after = half + sum(g * size for (g, _), size in zip(shape.tables, of_rows, strict=True))
         for of, K in self._products(records, units):
-            weight = math.sqrt(len(shape.tables))
+            weight = math.sqrt(len(shape.uses))
             values = [weight * as_vectors(K[:, :p, :p])]
             values += [as_vectors(K[:, c, c]) for c in shape.columns]
             values += [math.sqrt(2) * K[:, c, :p].reshape(len(K), -1) for c in shape.columns]
@@ -249,12 +254,12 @@ class GroupInformation(_Products):
             size = groups * r * p
             cross.append(released[start : start + size].reshape(groups, r, p) / math.sqrt(2))
             start += size
-        return found[0][0] / math.sqrt(len(shape.tables)), found[1:], cross
+        return found[0][0] / math.sqrt(len(shape.uses)), found[1:], cross
 
 
 @dataclass(frozen=True, eq=False)
 class TableInformation(_Products):
-    """The same of the rows' numbers of all tables together, whichever rows they are: what couples tables.
+    """The same of the rows' numbers of all uses together, whichever rows they are: what couples rows.
 
     Parameters
     ----------

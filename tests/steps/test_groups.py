@@ -83,6 +83,9 @@ def model_of(kind):
         elif kind == "pairs":
             a = pm.Normal("a", mu, tau, shape=M)
             eta = X @ beta + a[K] * a[J % M]
+        elif kind == "games":
+            z = pm.Normal("z", shape=M)
+            eta = mu + X @ beta + tau * z[K] - tau * z[J % M]
         pm.Bernoulli("y", logit_p=eta, observed=pm.Data("Y", y))
     return model
 
@@ -105,7 +108,7 @@ def records_of(kind):
 
 def shape_of(kind):
     cut = compiled(kind).cut
-    return Shape(cut.p, tuple(cut.shapes))
+    return Shape(cut.p, tuple(cut.shapes), tuple(cut.uses))
 
 
 def some_theta(kind):
@@ -139,6 +142,8 @@ CUT = {
     "rows": (0, [(M, 2)]),
     "crossed": (P, [(5, 1), (M, 1)]),
     "alone": (0, [(M, 1)]),
+    "pairs": (P, [(M, 1)]),
+    "games": (P + 1, [(M, 1)]),
 }
 
 
@@ -165,10 +170,10 @@ def test_no_cut_without_groups():
     assert compiled("flat").cut is None
 
 
-def test_rows_of_one_table_that_meet_are_two_tables():
-    """A record may be in the same row twice; then each of its numbers has a place of its own."""
+def test_two_rows_of_one_table_have_places_of_their_own():
+    """A record may be in the same row twice, too."""
     cut = compiled("pairs").cut
-    assert len(cut.shapes) == 2
+    assert (cut.shapes, cut.uses) == ([(M, 1)], [0, 0])
     of = GroupScore(some_theta("pairs"), some_frame("pairs"), shape_of("pairs"))
     for chunk in of.terms(records_of("pairs")):
         assert (np.diff(chunk.places, axis=1) > 0).all()
@@ -207,14 +212,14 @@ def query(kind, part, bound=np.inf):
     return {"information": GroupInformation, "tables": TableInformation}[part](*settings)
 
 
-@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "alone"])
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "alone", "pairs", "games"])
 def test_information_is_what_outcomes_are_expected_to_tell(kind):
     """Of Bernoulli outcomes p (1 - p) times the square of the linear predictor's slopes, summed where ψ has places for it."""
     p, records, of = compiled(kind).cut.p, records_of(kind), query(kind, "information")
     scores = query(kind, "scores")
     places = np.concatenate([c.places for c in scores.terms(records)])
     z = np.concatenate([np.asarray(c.observed) for c in records.scores(of.theta)])
-    z = z @ of.preconditioner.W
+    z = z @ of.preconditioner.of_units(of.shape.uses)
     y = data()[3]
     chance = np.exp(records.likelihood(of.theta))  # of what was observed
     slopes = z / np.where(y == 1, 1 - chance, chance - 1)[:, None]
@@ -243,7 +248,7 @@ def test_tables_information_is_of_all_rows_together():
     np.testing.assert_allclose(packed[[0, 2]], [blocks.sum() for blocks in rows])
 
 
-@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed"])
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs"])
 @pytest.mark.parametrize("part", ["scores", "information"])
 def test_sparse_sums_are_the_dense_ones(kind, part):
     of, records = query(kind, part), records_of(kind)
@@ -305,7 +310,7 @@ def test_scores_at_draws_are_unbiased_of_a_scale_too():
         k = pm.Data("K", np.repeat(np.arange(groups), each))
         pm.Normal("y", a[k], sigma, observed=pm.Data("Y", np.zeros(n)))
     of = dp.compile(model, compile_kwargs=FAST)
-    records, shape = LocalRecords(of, local=True, words=WORDS), Shape(1, ((groups, 1),))
+    records, shape = LocalRecords(of, local=True, words=WORDS), Shape(1, ((groups, 1),), (0,))
     plain = Preconditioner(np.eye(1), (np.ones(1),))
     outcome = next(leaf for leaf in of.roles.record_data if leaf.name == "Y")
 

@@ -89,7 +89,7 @@ class LawModel:
         tables = [table.sources for table in cut.tables]
         density = model.logp(vars=[*model.free_RVs, *model.potentials], sum=True)
         (density,), at = parameters.join([density])
-        self.shape = shape = Shape(cut.p, tuple(cut.shapes))
+        self.shape = shape = Shape(cut.p, tuple(cut.shapes), tuple(cut.uses))
         shapes = [(1, shape.p), *shape.tables]
         n = shape.n
         self._effects: list[Effects] = []

@@ -40,7 +40,7 @@ class Curvature(NamedTuple):
     rows : list of ndarray, shape (groups, r, r)
     cross : list of ndarray, shape (groups, r, p)
     tables : ndarray, shape (q - p, q - p)
-        Of all tables' columns, summed over rows.
+        Of all columns of the rows that a unit uses, summed over rows.
     sd : dict
         The noise's standard deviation, of each of these; on the diagonal, and √½ of it elsewhere, of
         symmetric ones.
@@ -96,9 +96,9 @@ class Evaluator:
         self, theta: Vector, psi: Vector, preconditioner: Preconditioner, counts: float, share: float, beyond: float,
     ) -> Curvature:  # fmt: skip
         """Information at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`."""
-        p, tables = self.shape
+        p, uses = self.shape.p, self.shape.uses
         of = GroupInformation(theta, preconditioner, self.shape, tempering=self._tempering)
-        many = len(tables) > 1
+        many = len(uses) > 1
         for_tables = _OF_TABLES * share if many else 0.0
         released, sd = self._sum(of, counts, share - for_tables, beyond)
         common, rows, cross = of.matrices(released)
@@ -108,7 +108,7 @@ class Evaluator:
             packed, sd_tables = self._sum(whole, counts, for_tables, beyond)
             between = as_matrix(packed, self.shape.q - p)
         sds = {
-            "common": sd / math.sqrt(len(tables)), "rows": sd, "cross": sd / math.sqrt(2), "tables": sd_tables,
+            "common": sd / math.sqrt(len(uses)), "rows": sd, "cross": sd / math.sqrt(2), "tables": sd_tables,
         }  # fmt: skip
         return Curvature(psi, preconditioner, common, rows, cross, between, sds)
 

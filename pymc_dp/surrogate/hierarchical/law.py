@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,9 @@ _LEAST_OWN = 0.05
 eigenvalue."""
 _TOGETHER = 0.98
 """Two tables never determine each other quite."""
+_ALONE = 0.999
+"""Nor do a table's rows: but of games only the prior knows how good all are together. With .98 the law knew twice as much of that as the prior of 50
+players, and it was wrong."""
 _RIDGE = 1e-3
 
 
@@ -119,7 +122,7 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
     Of a row's block and of what couples it with φ, as much is expected as its size times what rows at such a
     place have in common; how far rows differ from that is estimated, too.
     """
-    preconditioner, (p, tables) = curvatures[-1].preconditioner, shape
+    preconditioner, (p, tables, uses) = curvatures[-1].preconditioner, shape
     weights = np.array([1 / c.sd["rows"] ** 2 for c in curvatures])
     weights /= weights.sum()
     back = [np.linalg.solve(c.preconditioner.V, preconditioner.V) for c in curvatures]
@@ -182,7 +185,7 @@ def informed(curvatures: Sequence[Curvature], shape: Shape) -> Information:
         cross.append(between / s[:, None])
         unsure_cross.append(doubt / s[:, None] ** 2)
         sizes.append(t)
-    U, M = _between_tables(curvatures, weights, preconditioner, sizes, blocks)
+    U, M = _between_rows(curvatures, weights, preconditioner, sizes, blocks, uses)
     of_rows = Structured([b * (1 + _RIDGE) for b in blocks], U, M)
     C = _stacked(cross)
     explained = C.T @ (of_rows.inverse @ C)
@@ -230,34 +233,38 @@ def _possible(blocks: Vector, t: Vector) -> Vector:
     return np.asarray((vectors * values[:, None, :]) @ np.swapaxes(vectors, 1, 2))
 
 
-def _between_tables(
+def _between_rows(
     curvatures: Sequence[Curvature],
     weights: Vector,
     preconditioner: Preconditioner,
     sizes: Sequence[Vector],
     blocks: Sequence[Vector],
+    uses: Sequence[int],
 ) -> tuple[Vector, Vector]:
-    """What couples rows of different tables, in ψ's rows, as if they met in proportion to their sizes."""
+    """What couples the rows that units use, in ψ's rows, as if they met in proportion to their sizes."""
     widths = [block.shape[1] for block in blocks]
     n = sum(len(t) * r for t, r in zip(sizes, widths, strict=True))
     starts = np.cumsum([0, *(len(t) * r for t, r in zip(sizes, widths, strict=True))])
     U, M = np.zeros((n, 0)), np.zeros((0, 0))
-    ends = np.cumsum([0, *widths])
-    columns = [slice(x, y) for x, y in pairwise(ends)]
-    for a, b in combinations(range(len(blocks)), 2):
+    ends = np.cumsum([0, *(widths[k] for k in uses)])
+    coupled: dict[tuple[int, int], Vector] = {}
+    for i, j in combinations(range(len(uses)), 2):
+        a, b = uses[i], uses[j]
         G = sum(
             w
-            * o.tables[columns[a], columns[b]]
+            * o.tables[ends[i] : ends[i + 1], ends[j] : ends[j + 1]]
             / np.outer(o.preconditioner.scales[a], o.preconditioner.scales[b])
             for w, o in zip(weights, curvatures, strict=True)
         )
+        coupled[a, b] = coupled.get((a, b), 0.0) + (G if a != b else G + G.T)
+    for (a, b), G in coupled.items():
         share = [sizes[k] / sizes[k].sum() for k in (a, b)]
         roots = []
         for k, q in zip((a, b), share, strict=True):
             most = np.linalg.inv(np.einsum("n,nij->ij", q * q, np.linalg.inv(blocks[k])))
             roots.append(inverse_root(most))
         left, values, right = np.linalg.svd(roots[0] @ G @ roots[1])
-        kept = np.minimum(values, _TOGETHER)
+        kept = np.minimum(values, _TOGETHER if a != b else _ALONE)
         r = len(kept)
         G = np.linalg.inv(roots[0]) @ (left[:, :r] * kept) @ right[:r] @ np.linalg.inv(roots[1])
         u = np.zeros((n, widths[a] + widths[b]))
@@ -267,6 +274,8 @@ def _between_tables(
             )
         m = np.zeros((u.shape[1],) * 2)
         m[: widths[a], widths[a] :], m[widths[a] :, : widths[a]] = G, G.T
+        if a == b:
+            u, m = u[:, :r], (G + G.T) / 2
         U = np.hstack([U, u])
         M = np.block([[M, np.zeros((len(M), len(m)))], [np.zeros((len(m), len(M))), m]])
     return U, M
