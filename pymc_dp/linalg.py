@@ -52,8 +52,8 @@ def squares(z: Vector, weights: Vector | None = None, out: Vector | None = None)
 
 def norms_of_squares(z: Vector, weights: Vector) -> Vector:
     r"""Norms of :func:`squares`, shape (units,): the square of one is :math:`\sum_{kl} w_k w_l (z_k^\top z_l)^2`."""
-    products = (z.transpose(1, 0, 2) @ z.transpose(1, 2, 0)) ** 2
-    return np.sqrt(np.maximum(np.einsum("kn,nkl,ln->n", weights, products, weights), 0.0))
+    roots = (z * np.sqrt(weights)[:, :, None]).transpose(1, 0, 2)
+    return np.asarray(np.linalg.norm(roots @ roots.transpose(0, 2, 1), axis=(1, 2)))
 
 
 def as_matrix(vectors: Vector, d: int) -> Vector:

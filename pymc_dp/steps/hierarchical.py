@@ -30,7 +30,7 @@ _PRIOR = 0.8
 
 
 def has_groups(compiled: CompiledModel) -> bool:
-    """Whether a model is one of many groups, of which every record is in one or in one of each kind.
+    """Whether a model is one of many groups, of which every record is in one, in one of each kind, or in a pair.
 
     Decided by the graph alone, before anything is spent.
     """

@@ -14,7 +14,7 @@ from scipy.stats import laplace
 import pymc_dp as dp
 from pymc_dp.privacy.clipping import RESOLUTION, in_silence
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
-from pymc_dp.records.queries import Gradient, Information, NormExceeds, Score
+from pymc_dp.records.queries import Gradient, Information, NormExceeds, Score, sizes
 from pymc_dp.records.sums import LocalRecords
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -249,6 +249,18 @@ def test_information_of_a_logistic_regression(tempering):
     np.testing.assert_allclose(kept, T * part[:, None, None] * outer, atol=1e-14)
     norms = np.linalg.norm(terms(Information(theta, V, b, T), records_of("logistic")), axis=1)
     np.testing.assert_allclose(norms**2, np.sum(found**2, (1, 2)) + np.sum(kept**2, (1, 2)))
+
+
+@pytest.mark.parametrize("kept", ["matrix", "diagonal", "nothing"])
+@pytest.mark.parametrize("law", LAWS)
+def test_sizes_are_lengths_of_terms(law, kept):
+    """Of three outcomes of a model of six parameters they are found in another way than of sixteen of one of two."""
+    theta, V = place(law)
+    of, x = Information(theta, V, 0.3, 0.5, kept), np.concatenate([WILD, X])
+    records = records_of(law, x, np.zeros(len(x), int))
+    with in_silence():
+        found = np.concatenate(list(sizes(of, records)))
+    np.testing.assert_allclose(found, np.linalg.norm(terms(of, records), axis=1), rtol=1e-12)
 
 
 @pytest.mark.parametrize("law", VALUES)
