@@ -1,6 +1,6 @@
-"""Logistic regressions with many correlated covariates, beside one release of the whole budget; and with a horseshoe prior.
+"""Logistic regressions with many correlated covariates for their records, beside one release of the whole budget; and with a horseshoe prior.
 
-python benchmarks/many_parameters.py [runs in a row]
+python benchmarks/many_parameters.py
 python benchmarks/many_parameters.py horseshoe
 """
 
@@ -24,20 +24,23 @@ import pymc_dp.steps.normal
 from pymc_dp.compat import summary
 
 SEED, N, EPSILON, DELTA = 2_064, 200_000, 1.0, 1e-6
-ROWS = [(50, 10), (50, 100), (100, 10), (100, 100)]
-"""Coefficients, and condition number of the covariates' covariance."""
+ROWS = [
+    (2_000, 5, 10, 16), (2_000, 10, 10, 16), (25_000, 50, 10, 5), (N, 50, 10, 3), (N, 50, 100, 3), (N, 100, 10, 3), (N, 100, 100, 3),
+    (N, 200, 10, 1), (N, 200, 100, 1),
+]  # fmt: skip
+"""Records, coefficients, condition number of the covariates' covariance, and runs."""
 HORSESHOE = 100, 8
 """Coefficients, and those that matter."""
 
 
-def made(rng, d, condition):
+def made(rng, d, condition, n=N):
     """Coefficients, covariates and answers. Covariates are normal, with variances of about 1 and a random basis."""
     variances = np.geomspace(1, 1 / condition, d - 1)
     variances *= (d - 1) / variances.sum()
     basis, _ = np.linalg.qr(rng.normal(size=(d - 1, d - 1)))
-    X = rng.normal(size=(N, d - 1)) @ (basis * np.sqrt(variances)) @ basis.T
-    X, beta = np.column_stack([np.ones(N), X]), rng.normal(0, d**-0.5, d)
-    return beta, X, (rng.random(N) < 1 / (1 + np.exp(-X @ beta))).astype(np.int64)
+    X = rng.normal(size=(n, d - 1)) @ (basis * np.sqrt(variances)) @ basis.T
+    X, beta = np.column_stack([np.ones(n), X]), rng.normal(0, d**-0.5, d)
+    return beta, X, (rng.random(n) < 1 / (1 + np.exp(-X @ beta))).astype(np.int64)
 
 
 class ExactLogistic(Exact):
@@ -55,18 +58,20 @@ class ExactLogistic(Exact):
 def main():
     logging.getLogger("pymc").setLevel(logging.ERROR)
     pymc_dp.steps.normal.draw = lambda *_: None
-    runs, rows = int(sys.argv[1]) if len(sys.argv) > 1 else 5, []
-    for k, (d, condition) in enumerate(ROWS):
+    rows = []
+    for k, (n, d, condition, runs) in enumerate(ROWS):
         rng, found = np.random.default_rng([SEED, k]), []
-        _, X, y = made(rng, d, condition)
+        _, X, y = made(rng, d, condition, n)
         step = normal(EPSILON, model_of("bernoulli", 1.0, X, y), {"delta": DELTA})
         for r in range(runs):
-            truth, X, y = made(rng, d, condition)
+            truth, X, y = made(rng, d, condition, n)
             run = another_run(step, r + 1, X, y)
             found.append(one(run, ExactLogistic(run, truth, X), truth, r))
-            print(d, condition, np.sqrt(found[-1]["error"].mean()) / found[-1]["limit"], flush=True)
+            print(
+                n, d, condition, np.sqrt(found[-1]["error"].mean()) / found[-1]["limit"], flush=True
+            )
         whole = row("", EPSILON, runs, found)
-        rows.append([d, condition, *whole[3:8], *whole[12:14], *whole[15:18]])
+        rows.append([n, d, condition, *whole[3:8], *whole[12:14], *whole[15:18]])
         report(rows)
 
 
@@ -119,11 +124,11 @@ def report(rows):
     write_report(
         "many_parameters",
         "Many parameters without groups",
-        f"Logistic regressions of {N:,} records with an intercept and correlated normal covariates, coefficients N(0, 1/d), priors N(0, 1); "
+        "Logistic regressions with an intercept and correlated normal covariates, coefficients N(0, 1/d), priors N(0, 1); "
         f"ε = {EPSILON:g}, δ = {DELTA:g}, `DPSurrogate` without settings. *Condition* is the condition number of the covariates' covariance. "
         "*Limit*, *error* and the others as in [the table of easy models](surrogate_limit_200000_pymc6.md): root mean square errors of "
         "posterior means in exact posterior sds.",
-        ["coefficients", "condition", "runs", "usable", "limit", "error", "error / limit", "coverage", "standard error", "wider",
+        ["records", "coefficients", "condition", "runs", "usable", "limit", "error", "error / limit", "coverage", "standard error", "wider",
          "error / own sd", "CPU seconds"],
         rows,
     )  # fmt: skip
