@@ -21,7 +21,7 @@ from pymc_dp.likelihood.simulated import Scores
 from pymc_dp.linalg import Vector
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.queries import Query, Units, UnitTerms
+from pymc_dp.records.queries import Query, Units, UnitTerms, sizes
 from pymc_dp.surrogate.normal.law import Law, Posterior
 from pymc_dp.surrogate.normal.model import NormalSurrogate
 from pymc_dp.unconstrained import unconstrained
@@ -92,6 +92,10 @@ class OfPart:
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Any]:
         """See :class:`~pymc_dp.records.queries.Query`."""
         return self.of.terms(_ReadTerms(records, self.read, self.start), units)
+
+    def sizes(self, records: UnitTerms) -> Iterator[Vector]:
+        """See :func:`~pymc_dp.records.queries.sizes`."""
+        return sizes(self.of, _ReadTerms(records, self.read, self.start))
 
 
 class _MeasurementsOfPart:
