@@ -319,7 +319,7 @@ COLUMNS = [
 TEXT = f"""
 Logistic regression on {P} covariates with varying intercepts, n = {N:,}; with varying slopes of one covariate;
 with such slopes whose effects correlate with the intercepts (LKJ prior, η = 2, of both *groups* in the table, the Cholesky matrix being the
-*spreads*); and with a second, crossed factor of half as many groups. Groups have log-normal sizes, one covariate varies with
+*spreads*); with a second, crossed factor of half as many groups; and of games, of two players each. Groups have log-normal sizes, one covariate varies with
 them. All parameters, hyperparameters included, are drawn from the prior: mean ~ N(0, 1), τ ~ HalfNormal(0.7), slopes ~
 N(0, 0.5²). Coverage is of the truth in 90 % intervals, δ = 0.1 / n, substitute-one neighbours. The standard error of one
 parameter's coverage is 0.11 with 8 replications, 0.15 with 4. *Error*: root mean square of the posterior mean's distance from
