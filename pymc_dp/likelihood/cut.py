@@ -21,11 +21,13 @@ from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.replace import clone_replace
 from pytensor.scalar.basic import Add, Clip, Sub
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.shape import Shape as ShapeOp
+from pytensor.tensor.shape import Shape_i
 
 from pymc_dp.compat import ancestors, graph_inputs, index_axes, io_toposort
 from pymc_dp.likelihood.compilation import rebuilt
 from pymc_dp.likelihood.record_graph import RecordGraph
+from pymc_dp.likelihood.shape import Shape
 
 
 class Table(NamedTuple):
@@ -96,6 +98,11 @@ class Cut(NamedTuple):
     def uses(self) -> list[int]:
         """The table of every row that a record uses."""
         return [k for k, table in enumerate(self.tables) for _ in table.indices]
+
+    @property
+    def shape(self) -> Shape:
+        """That of ψ."""
+        return Shape(self.p, tuple(self.shapes), tuple(self.uses))
 
 
 def find_cut(graph: RecordGraph) -> Cut | None:
@@ -225,7 +232,7 @@ def _reached(output: Variable, starts: Collection[Variable]) -> set[Variable]:
     """What is computed from `starts`; a length tells nothing of values."""
     reached = set(starts)
     for node in io_toposort(list(graph_inputs([output])), [output]):
-        if reached.intersection(node.inputs) and not isinstance(node.op, Shape | Shape_i):
+        if reached.intersection(node.inputs) and not isinstance(node.op, ShapeOp | Shape_i):
             reached.update(node.outputs)
     return reached
 
@@ -260,11 +267,13 @@ def _gathers(
     read: dict[Variable, tuple[Variable, Variable]] = {}
     early: dict[Variable, Variable] = {}
     nodes = list(io_toposort(list(graph_inputs([output])), [output]))
-    twice = _read_twice([g for node in nodes if (g := _gather(node, rowwise, of_theta))])
+    found = {node.outputs[0]: _gather(node, rowwise, of_theta) for node in nodes}
+    gathers = {out: gather for out, gather in found.items() if gather is not None}
+    twice = _read_twice(list(gathers.values()))
     for node in nodes:
         out = node.outputs[0]
-        if (gather := _gather(node, rowwise, of_theta)) is not None:
-            read[out], early[out] = gather, out
+        if out in gathers:
+            read[out], early[out] = gathers[out], out
         elif isinstance(node.op, Elemwise) and any(v in read for v in node.inputs):
             indices = [read[v][1] for v in node.inputs if v in read]
             if _adds_parameters(node, read, of_theta) and any(
@@ -363,7 +372,7 @@ def _common(
     used = [
         v
         for node in nodes
-        if rowwise.intersection(node.outputs) and not isinstance(node.op, Shape | Shape_i)
+        if rowwise.intersection(node.outputs) and not isinstance(node.op, ShapeOp | Shape_i)
         for v in node.inputs
     ]
     edge = list(dict.fromkeys(v for v in used if v in of_theta and v not in rowwise))

@@ -63,14 +63,11 @@ class LocalGradients:
         *,
         compile_kwargs: Mapping[str, Any] | None = None,
     ):
-        self._likelihood, self._uses = likelihood, cut.uses
-        self._used = [cut.shapes[k] for k in cut.uses]
-        ends = cut.p + np.cumsum([columns for _, columns in self._used])
-        self._columns = [slice(e - r, e) for e, (_, r) in zip(ends, self._used, strict=True)]
-        self._pairs = [
-            (i, j) for i, j in combinations(range(len(ends)), 2) if cut.uses[i] == cut.uses[j]
-        ]
-        self.width = q = int(ends[-1])
+        self._likelihood, self._shape = likelihood, cut.shape
+        uses = cut.uses
+        self._groups, self._columns = [cut.shapes[k][0] for k in uses], cut.shape.columns
+        self._pairs = [(i, j) for i, j in combinations(range(len(uses)), 2) if uses[i] == uses[j]]
+        self.width = q = cut.shape.q
         common = pt.vector("common", shape=(cut.p,))
         gathered: list[Variable] = []
         replacements: dict[Variable, Variable] = {}
@@ -132,10 +129,12 @@ class LocalGradients:
         """Gradient of each record in `rows`; whatever a record provokes is raised."""
         common, *tables = self._psi_at(theta)
         used = self._in_range(np.array(self._index(*rows), np.float64))
-        gathered = [tables[k][rows_used] for k, rows_used in zip(self._uses, used, strict=True)]
+        gathered = [
+            tables[k][rows_used] for k, rows_used in zip(self._shape.uses, used, strict=True)
+        ]
         found = np.asarray(self._gradient(common, *gathered, *rows)).T
         for i, j in self._pairs:
-            *_, same, swapped = _in_order(used[i], used[j], self._used[i][0])
+            *_, same, swapped = _in_order(used[i], used[j], self._groups[i])
             a, b = found[:, self._columns[i]], found[:, self._columns[j]]
             a, b = np.where(same, a + b, a), np.where(same, 0.0, b)
             found[:, self._columns[i]] = np.where(swapped, b, a)
@@ -148,17 +147,15 @@ class LocalGradients:
         Two rows of one table are in order, and different. What a record that uses one twice does with it is all in that one.
         """
         found = self._likelihood.shielded(
-            lambda some: np.array(self._index(*some), np.float64).T, rows, (len(self._uses),)
+            lambda some: np.array(self._index(*some), np.float64).T, rows, (len(self._groups),)
         )
         used = self._in_range(np.nan_to_num(found).T)
         for i, j in self._pairs:
-            used[i], used[j], *_ = _in_order(used[i], used[j], self._used[i][0])
+            used[i], used[j], *_ = _in_order(used[i], used[j], self._groups[i])
         return used
 
     def _in_range(self, indices: Vector) -> list[NDArray[np.int64]]:
-        return [
-            rows_of(index, groups) for index, (groups, _) in zip(indices, self._used, strict=True)
-        ]
+        return [rows_of(index, groups) for index, groups in zip(indices, self._groups, strict=True)]
 
     def _psi_at(self, theta: Vector) -> list[Vector]:
         if self._seen is None or not np.array_equal(self._seen[0], theta):

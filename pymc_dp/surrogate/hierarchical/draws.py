@@ -27,7 +27,6 @@ from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.cut import Cut
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector, floored, inverse_root, positive
-from pymc_dp.records.grouped import Shape
 from pymc_dp.surrogate.hierarchical.effects import (
     Effects,
     below_diagonals,
@@ -89,7 +88,7 @@ class LawModel:
         tables = [table.sources for table in cut.tables]
         density = model.logp(vars=[*model.free_RVs, *model.potentials], sum=True)
         (density,), at = parameters.join([density])
-        self.shape = shape = Shape(cut.p, tuple(cut.shapes), tuple(cut.uses))
+        self.shape = shape = cut.shape
         shapes = [(1, shape.p), *shape.tables]
         n = shape.n
         self._effects: list[Effects] = []

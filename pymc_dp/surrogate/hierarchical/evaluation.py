@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_dp.likelihood.shape import Shape
 from pymc_dp.linalg import Vector, as_matrix
 from pymc_dp.records.grouped import (
     GroupInformation,
     GroupScore,
     Preconditioner,
-    Shape,
     TableInformation,
 )
 from pymc_dp.records.measurements import Measurements

@@ -153,10 +153,11 @@ class _Run:
         self.shares, d = _shares(measure.pure), len(start)
         n, sd = measure.units(self.shares.of_count)
         self.n = max(n, sd, 1.0)
-        self.last = self.shares.last
-        if not measure.pure:
+        if (
+            not measure.pure
+        ):  # where noise grows with the number of entries, too: its parts are its own
             noise = math.sqrt(d) * measure.noise_sd(USUAL_INFORMATION * d / self.n, 1.0)
-            self.last = _balanced(self.last, noise)
+            self.shares = self.shares._replace(last=_balanced(self.shares.last, noise))
         self.measure, self.log_public, self.start = measure, log_public, start
         self.evaluator = Evaluator(measure, self.n, tempering)
         self.of_prior = np.maximum(-np.diag(log_public.hessian(start)), _FLAT)
@@ -307,8 +308,8 @@ def fit_normal(
                 share = measure.before_last_sum
                 return run.surrogate(run.ask(share, _LAST_SUM, last=True, by_last_sum=True))
         for part in run.shares.ending:
-            run.ask(part * (1 - measure.spent), run.last)
-        r = run.ask(1 - measure.spent, run.last, last=True)
+            run.ask(part * (1 - measure.spent), run.shares.last)
+        r = run.ask(1 - measure.spent, run.shares.last, last=True)
         return run.surrogate(r)
     except (np.linalg.LinAlgError, OverflowError):  # of released numbers
         return nothing(log_public, start)

@@ -1,0 +1,55 @@
+"""How many numbers the likelihood sees of θ, and where a unit's few are among them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_dp.linalg import Vector
+
+
+class Shape(NamedTuple):
+    """Of ψ: φ of length p, and tables, of so many groups and columns each; and the table of every row that a unit uses."""
+
+    p: int
+    tables: tuple[tuple[int, int], ...]
+    uses: tuple[int, ...]
+
+    @property
+    def n(self) -> int:
+        """Length of ψ."""
+        return self.p + sum(groups * columns for groups, columns in self.tables)
+
+    @property
+    def q(self) -> int:
+        """How many numbers of it a unit sees."""
+        return self.p + sum(self.tables[k][1] for k in self.uses)
+
+    @property
+    def columns(self) -> list[slice]:
+        """Where the numbers of the rows that a unit uses are among these."""
+        widths = [self.tables[k][1] for k in self.uses]
+        return [
+            slice(int(e) - r, int(e))
+            for e, r in zip(self.p + np.cumsum(widths), widths, strict=True)
+        ]
+
+    def parts(self, psi: Vector) -> list[Vector]:
+        """φ, and tables of shape (groups, columns)."""
+        parts, start = [psi[: self.p]], self.p
+        for groups, columns in self.tables:
+            parts.append(psi[start : start + groups * columns].reshape(groups, columns))
+            start += groups * columns
+        return parts
+
+    def places(
+        self, rows: Sequence[NDArray[np.int64]], each: Sequence[int], first: int
+    ) -> list[NDArray[np.int64]]:
+        """The places of the rows used, of `each` numbers by their table, one table after the other."""
+        sizes = [groups * size for (groups, _), size in zip(self.tables, each, strict=True)]
+        starts = first + np.cumsum([0, *sizes])
+        return [
+            starts[k] + row[:, None] * each[k] + np.arange(each[k])
+            for k, row in zip(self.uses, rows, strict=True)
+        ]
