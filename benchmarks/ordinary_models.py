@@ -68,14 +68,22 @@ def entries(posterior, names):
     return labels, np.concatenate(draws)
 
 
+MODES_APART = 10.0
+"""Nats of mean log density between chains that are in different modes: those of the best one are the posterior. The mixture of two
+normal laws has two, 62 nats apart, and of four chains one to three are in the wrong one."""
+
+
 def exact_posterior(model, seed):
+    """Draws of NUTS on the raw data, of the best mode that four chains find."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = pm.sample(
-            400, tune=400, chains=2, cores=1, model=model, nuts_sampler="nutpie", progressbar=False,
+            400, tune=400, chains=4, cores=1, model=model, nuts_sampler="nutpie", progressbar=False,
             random_seed=seed, compute_convergence_checks=False,
         )  # fmt: skip
-    return groups_of(found)["posterior"]
+    density = groups_of(found)["sample_stats"]["logp"].mean("draw").values
+    best = np.flatnonzero(density > density.max() - MODES_APART)
+    return groups_of(found)["posterior"].isel(chain=best)
 
 
 def shown(model):

@@ -28,18 +28,18 @@ from pymc_dp.surrogate.normal.diagnosis import diagnose
 EPSILONS, N, SEED = (0.3, 1.0, 3.0), 20_000, 7_000_001
 CONSTANTS = [
     (bounds, "_PLAIN"), (bounds, "_FALL"), (bounds, "_UNSEEN"), (bounds, "_LEAST_END"),
-    (evaluation, "_BEYOND_INFORMATION"), (evaluation, "OF_CLIPPED"), (evaluation, "_OF_SCORES"),
+    (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_SCORES"),
     (evaluation, "_SEEN"), (evaluation, "_BESIDE"),
     (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"),
     (estimates, "_KEPT_SPREAD"), (estimates, "_HALF"), (estimates, "_LEAST_PART"), (estimates, "_TRUST"),
     (fit, "_OF_UNITS"), (fit, "_SEARCH"), (fit, "_QUERY"), (fit, "_RECORDS_TOLD"),
-    (fit, "_ON_THE_WAY.sizes"), (fit, "_ON_THE_WAY.information"), (fit, "_ON_THE_WAY.room"), (fit, "_ON_THE_WAY.beyond"),
-    (fit, "_ENDING"), (fit, "_LAST.sizes"), (fit, "_LAST.information"), (fit, "_LAST.room"), (fit, "_LAST.beyond"),
+    (fit, "_ON_THE_WAY.sizes"), (fit, "_ON_THE_WAY.information"), (fit, "_ON_THE_WAY.room"),
+    (fit, "_ENDING"), (fit, "_LAST.sizes"), (fit, "_LAST.information"), (fit, "_LAST.room"),
     (fit, "_PREPARING"), (fit, "_ALIKE"), (fit, "_PREPARED.sizes"), (fit, "_PREPARED.information"), (fit, "_LAST_SUM.sizes"),
     (fit, "_RADIUS"), (fit, "_LEAST_RADIUS"), (fit, "_PRIOR_SDS"), (fit, "_NEAR"), (fit, "_KNOWN"),
     (simulated, "_DRAWN"),
 ]  # fmt: skip
-ALONE = "room", "beyond"
+ALONE = ("room",)
 OF_ONE = "_OF_SCORES", "_SEARCH", "_PREPARING"
 COLUMNS = [
     "constant",

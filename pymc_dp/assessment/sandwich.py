@@ -48,9 +48,8 @@ from pymc_dp.report.tables import Table
 from pymc_dp.results import identify, released
 from pymc_dp.surrogate.normal.bounds import (
     BINS_PER_OCTAVE,
+    Tail,
     number_beyond,
-    pooled,
-    size_exceeded_by,
 )
 from pymc_dp.surrogate.normal.law import Law
 
@@ -332,7 +331,7 @@ def _squares(scores: Gradient, measure: PaidMeasurements) -> tuple[Vector, float
     sizes = measure.histogram(scores, _OF_SIZES, BINS_PER_OCTAVE)
     z = measure.multiplier(1 - measure.spent)
     number = number_beyond(_BEYOND * math.sqrt(r), r, z, max(n, 1.0))
-    b, excess = size_exceeded_by(number, *pooled([sizes]))
+    b, excess = Tail(sizes.released, sizes.sd).exceeded_by(number)
     packed, sd = measure.sum(Squares(scores, b), b**2, 1 - measure.spent)
     clipped = as_matrix(packed, r)
     lost = number * b**2 * 2 * excess * (1 + excess)

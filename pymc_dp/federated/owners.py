@@ -114,7 +114,7 @@ class Owners:
         """See :class:`~pymc_dp.records.measurements.Measurements`: noises of several owners add up to a normal one only."""
         return 0.0
 
-    def last_multiplier(self, dimension: int) -> float:
+    def last_noise_sd(self, bound: float, dimension: int, acute: bool = False) -> float:
         """See :class:`~pymc_dp.records.measurements.Measurements`."""
         return math.inf
 

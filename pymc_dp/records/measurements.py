@@ -70,8 +70,8 @@ class Measurements(Protocol):
         """Share that may still be spent before a :meth:`last_sum`: 0 if there can be none."""
         ...
 
-    def last_multiplier(self, dimension: int) -> float:
-        """Noise standard deviation in every entry / sensitivity of a :meth:`last_sum`."""
+    def last_noise_sd(self, bound: float, dimension: int, acute: bool = False) -> float:
+        """Standard deviation of the noise in each entry of a :meth:`last_sum`."""
         ...
 
     def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
@@ -181,10 +181,13 @@ class PaidMeasurements(_Paid):
         option = self._filter.option
         return 0.0 if option is None else option.share - self.spent
 
-    def last_multiplier(self, dimension: int) -> float:
+    def last_noise_sd(self, bound: float, dimension: int, acute: bool = False) -> float:
         """See :class:`Measurements`."""
         option = self._filter.option
-        return math.inf if option is None else option.noise_multiplier * math.sqrt(dimension + 1)
+        if option is None:
+            return math.inf
+        z = option.noise_multiplier * math.sqrt(dimension + 1)
+        return self._curator.neighbours.noise_sd(bound, z, acute)
 
     def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
         """Sum of the units' clipped terms by the ℓ2 mechanism, and the noise's standard deviation in each entry.
@@ -201,7 +204,7 @@ class PaidMeasurements(_Paid):
         """
         check_bound(bound)
         dimension, before = of.dimension or 1, self.spent
-        sd = self._curator.neighbours.noise_sd(bound, self.last_multiplier(dimension), is_acute(of))
+        sd = self.last_noise_sd(bound, dimension, is_acute(of))
         z, permit = self._filter.exchange(dimension)
         self._note(getattr(of, "about", _SIZES), 1 - before)
         return self._curator.l2_sum(of, bound=bound, noise_multiplier=z, permit=permit), sd
@@ -256,7 +259,7 @@ class PureMeasurements(_Paid):
         """See :class:`Measurements`: none differs from the others."""
         return 0.0
 
-    def last_multiplier(self, dimension: int) -> float:
+    def last_noise_sd(self, bound: float, dimension: int, acute: bool = False) -> float:
         """See :class:`Measurements`."""
         return math.inf
 

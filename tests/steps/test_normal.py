@@ -252,14 +252,14 @@ def test_hard_clipping_keeps_the_gradient(clipped):
 @pytest.mark.parametrize(("harder", "within"), [(1.0, 0.2), (0.3, 1.2)])
 def test_a_run_that_clips_hard_finds_the_mode(harder, within, monkeypatch):
     """But for noise: scores that are clipped are another estimate, which is a little less efficient."""
-    from pymc_dp.surrogate.normal import evaluation as module
+    from pymc_dp.surrogate.normal.bounds import Tail
 
-    def short(*arguments):
-        size, excess = honest(*arguments)
-        return harder * size, excess
+    def short(self, noise, most):
+        size, clipped = honest(self, noise, most)
+        return harder * size, clipped
 
-    honest = module.size_exceeded_by
-    monkeypatch.setattr(module, "size_exceeded_by", short)
+    honest = Tail.balanced
+    monkeypatch.setattr(Tail, "balanced", short)
     model = logistic(20_000)
     prior = PublicLogDensity(ParameterSpace(model), FAST)
     mode, covariance = mode_of(model, prior)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pymc_dp.privacy.histogram import PrivateHistogram, bin_counts
-from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, pooled, size_exceeded_by
+from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, Tail, pooled
 
 SD = 40.0
 SMALL = 2.0**-8
@@ -19,6 +19,10 @@ def exact(number, sizes):
     """The size that so many exceed, and by how much they do, by sorting."""
     size = np.sort(sizes)[-number]
     return size, np.maximum(sizes / size - 1, 0).sum() / number
+
+
+def size_exceeded_by(number, counts, sd):
+    return Tail(counts, sd).exceeded_by(number)
 
 
 def noisy(counts, seed, sd=SD):
@@ -112,3 +116,24 @@ def test_histograms_of_the_same_sizes_are_pooled_by_their_noise():
         said.append(sd)
     assert said[0] == pytest.approx((10.0**-2 + 30.0**-2) ** -0.5)
     assert np.std(off) == pytest.approx(said[0], rel=4 / np.sqrt(2 * 200 * 180))
+
+
+@pytest.mark.parametrize("noise", [10.0, 60.0, 300.0])
+@pytest.mark.parametrize("spread", [0.4, 1.2])
+def test_a_balanced_bound_makes_noise_and_all_that_is_clipped_least(noise, spread):
+    """As by looking at all bounds, of sizes with a light tail and with a heavy one."""
+    sizes = np.random.default_rng(8).lognormal(sigma=spread, size=50_000) * SMALL
+    bounds = np.geomspace(SMALL, sizes.max(), 2_000)
+    clipped = np.array([np.maximum(sizes - b, 0).sum() for b in bounds])
+    costs = (noise * bounds) ** 2 + clipped**2
+    found, said = Tail(counts_of(sizes), 0.0).balanced(noise, 17_000)
+    # Sizes within a bin, a factor of √2 wide, are taken to be spread evenly.
+    assert (noise * found) ** 2 + np.interp(found, bounds, clipped) ** 2 < 1.08 * costs.min()
+    assert said == pytest.approx(np.interp(found, bounds, clipped), abs=0.15 * noise * found)
+
+
+def test_no_more_than_so_many_are_clipped():
+    """However large the noise: a bound that clips nearly everybody tells next to nothing."""
+    sizes = np.random.default_rng(9).lognormal(size=9_000) * SMALL
+    found, _ = Tail(counts_of(sizes), 0.0).balanced(1e6, 3_000)
+    assert np.sum(sizes > found) == pytest.approx(3_000, rel=0.1)

@@ -17,15 +17,12 @@ from pymc_dp.records.grouped import (
 )
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Query
-from pymc_dp.surrogate.normal.bounds import (
-    BINS_PER_OCTAVE,
-    OF_CLIPPED,
-    number_beyond,
-    size_exceeded_by,
-)
+from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, Tail, number_beyond
 
 _OF_TABLES = 0.1
 """Of the information's share, the part for what couples tables: a few numbers."""
+_OF_CLIPPED = 0.5
+"""Part of what a bound of scores clips that may be biased: centring takes off the rest as far as the model is right."""
 
 
 class Curvature(NamedTuple):
@@ -127,8 +124,8 @@ class Evaluator:
         of = replace(of, bound=b)
         released, noise = self.measure.sum(of, b, share)
         released, noise, clipped = released / kept, noise / kept, clipped / kept
-        sd = math.hypot(noise, OF_CLIPPED * clipped / math.sqrt(self.shape.n))
-        of_rows = [np.hypot(noise, OF_CLIPPED * clipped * part) for part in parts]
+        sd = math.hypot(noise, _OF_CLIPPED * clipped / math.sqrt(self.shape.n))
+        of_rows = [np.hypot(noise, _OF_CLIPPED * clipped * part) for part in parts]
         common, *tables = self.shape.parts(released)
         back = np.linalg.inv(preconditioner.V)
         scales = [
@@ -152,5 +149,5 @@ class Evaluator:
         """A bound, how long all that it clips is together, if it points one way, and what it keeps of squares."""
         sizes = self.measure.histogram(of, counts, BINS_PER_OCTAVE)
         number = number_beyond(beyond, self.shape.n, self.measure.multiplier(share), self._n)
-        bound, excess = size_exceeded_by(number, sizes.released, sizes.sd)
+        bound, excess = Tail(sizes.released, sizes.sd).exceeded_by(number)
         return bound, number * excess * bound, sizes.kept(bound)

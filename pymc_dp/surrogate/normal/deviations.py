@@ -70,12 +70,15 @@ class Question:
     V : ndarray, shape (d, d)
     bound : float
     centres : ndarray, shape (units, d)
+    off : float
+        Standard deviation, in every direction, of what a sum may be off by where the tail of outcomes is not the model's.
     """
 
     theta: Vector
     V: Vector
     bound: float
     centres: Vector
+    off: float = 0.0
 
     def terms(self, scores: Vector, first: int) -> Vector:
         """Clipped deviations of units from the first on, shape (outcomes, units, d)."""
@@ -173,7 +176,17 @@ class Asker:
         known = [(w, z @ V) for w, z in known]
         b = self._bound(known, V.T @ of_prior @ V, noise)
         centres = np.concatenate([self._reach(w, z).centres(b) for w, z in known])
-        return Question(theta, V, b, centres)
+        off = sum(self._clipped_off(w, z, b) for w, z in known) / math.sqrt(len(V))
+        return Question(theta, V, b, centres, off)
+
+    def _clipped_off(self, weights: Vector, z: Vector, b: float) -> float:
+        """How long all is together that a bound clips of outcomes as the model has them; 0 if all values of one are known.
+
+        Clipping between the ends of all that there is changes weights of units, and no tail is cut off.
+        """
+        if self.design.is_exact:
+            return 0.0
+        return float((weights * np.maximum(np.linalg.norm(z, axis=2) - b, 0.0)).sum())
 
     def _reach(self, weights: Vector, z: Vector) -> _Reach:
         """Of outcomes that are drawn nobody knows; most have no ends, and then 0 is best."""
@@ -201,10 +214,11 @@ class Asker:
         reach = [self._reach(*each) for each in some]
 
         def cost(log_b: float) -> float:
-            b, found = math.exp(log_b), Moments(d, d)
+            b, found, lost = math.exp(log_b), Moments(d, d), 0.0
             for (w, z), units in zip(some, reach, strict=True):
                 found.add(w, z, _clipped(z, units.centres(b), b))
-            Q = scale * found.Q + (noise * b) ** 2 * np.eye(d)
+                lost += scale * self._clipped_off(w, z, b)
+            Q = scale * found.Q + ((noise * b) ** 2 + lost**2 / d) * np.eye(d)
             known = scale**2 * found.M.T @ np.linalg.solve(Q, found.M)
             return float(np.trace(np.linalg.inv(positive(self.tempering * known + of_prior))))
 

@@ -17,10 +17,9 @@ from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Gradient, Information, Query, Root, Score
 from pymc_dp.surrogate.normal.bounds import (
     BINS_PER_OCTAVE,
-    OF_CLIPPED,
+    Tail,
     number_beyond,
     pooled,
-    size_exceeded_by,
 )
 
 _BEYOND_INFORMATION = 1.0
@@ -55,15 +54,13 @@ class Parts:
     """How a share is divided: sizes, scores, information.
 
     `room` is noise in the information, times √d, that needs not be less: its bound is as long as that allows, for units
-    that are so few that counts do not show them. `beyond` times √d z units are longer than the scores' bound, z the noise's sd in
-    the sum / sensitivity.
+    that are so few that counts do not show them.
     """
 
     sizes: float
     scores: float
     information: float
     room: float
-    beyond: float = 6.0
     kept: Literal["matrix", "diagonal", "nothing"] = "matrix"
 
 
@@ -159,9 +156,12 @@ class Evaluator:
             Gradient(theta, V, T), _OF_SCORES * of_sizes, before.sizes if before else None
         )
         if sizes:
-            z = measure.last_multiplier(d) if by_last_sum else measure.multiplier(for_scores, d)
-            number = number_beyond(parts.beyond, d, z, self.n_units)
-            b, excess = size_exceeded_by(number, *pooled(sizes))
+            sd = (
+                measure.last_noise_sd(1.0, d)
+                if by_last_sum
+                else measure.noise_sd(1.0, for_scores, d)
+            )
+            b, clipped = Tail(*pooled(sizes)).balanced(math.sqrt(d) * sd, self.n_units / 3)
             b = max(b, least)
         else:
             usual = math.sqrt(d / self.n_units)
@@ -181,7 +181,7 @@ class Evaluator:
             number = number_beyond(
                 _BEYOND_INFORMATION, d, measure.multiplier(for_information, D), self.n_units
             )
-            largest, _ = size_exceeded_by(number, *pooled(sizes_of_information))
+            largest, _ = Tail(*pooled(sizes_of_information)).exceeded_by(number)
         else:
             largest = USUAL_INFORMATION * usual**2
         # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
@@ -196,9 +196,9 @@ class Evaluator:
             kept = np.diag(rest)
         if by_last_sum:
             score, noise = measure.last_sum(Score(theta, V, b, T), b)
-        clipped = OF_CLIPPED * number * excess * b / math.sqrt(d) if sizes else noise / math.sqrt(3)
+        off = clipped / math.sqrt(d) if sizes else noise / math.sqrt(3)
         return Evaluation(
-            theta, V, b, score, noise, math.hypot(noise, clipped), information, kept,
+            theta, V, b, score, noise, math.hypot(noise, off), information, kept,
             parts.kept == "diagonal", information_sd, largest, sizes,
             sizes_of_information, not sizes and float(np.trace(information)) > self.n_units * C / 2,
         )  # fmt: skip
