@@ -169,7 +169,9 @@ def compared(compiled, exact, result, texts):
     inside = ((truth > low[:, None]) & (truth < high[:, None])).mean(axis=1)
     # A warning names a parameter by its variable and its labels, or all of them.
     warned = " ".join(texts)
-    all_named = any("all" in t or "mostly privacy noise" in t or "of no use" in t for t in texts)
+    all_named = not result.attrs.get("privacy_usable", 1) or any(
+        "all" in t or "mostly privacy noise" in t or "of no use" in t for t in texts
+    )
     unnamed = [
         label for label, own in zip(labels, in_own, strict=True)
         if own > FAR and not all_named and label.split("[")[0] not in warned
