@@ -74,6 +74,8 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/expected_shift.py
 	$(BIN)/python benchmarks/surrogate_limit.py --n 200000 --replications 10
 	$(BIN)/python benchmarks/surrogate_limit.py --real --replications 8
+	$(BIN)/python benchmarks/surrogate_limit.py --real --public --replications 16
+	$(BIN)/python benchmarks/surrogate_limit.py --public --seed 2036
 	$(BIN)/python benchmarks/peers.py --diffprivlib $(VENV)-diffprivlib/bin/python
 	$(BIN)/python benchmarks/many_parameters.py
 	$(BIN)/python benchmarks/many_parameters.py horseshoe

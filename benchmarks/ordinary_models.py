@@ -230,6 +230,18 @@ def main():
     report(rows)
 
 
+MANY, NEAR = 5_000, 2.0
+"""Records, and posterior sds, that tell of how many models there is something to be learnt."""
+OF_GROUPS = {
+    "varying_intercepts", "varying_intercepts_and_slopes", "crossed_effects", "logistic_with_districts",
+    "panel_with_person_effects", "rasch", "people_with_ten_years", "bambi_group_effects",
+}  # fmt: skip
+
+
+def each(numbers):
+    return ", ".join(f"{x:g}" for x in numbers)
+
+
 def report(rows):
     """Write the page, with the targets and what was reached."""
     returned = [r for r in rows if r[7] == "yes"]
@@ -240,13 +252,24 @@ def report(rows):
     within = sum(0.85 <= x <= 0.95 for x in inside)
     enough = sum(r[16] >= 400 for r in returned)
     far = [f"{r[0]} at ε = {r[4]:g} ({r[14]})" for r in returned if r[14]]
+    epsilons = sorted({r[4] for r in rows})
+    usable, many, near = (
+        [sum(bool(kept(r)) for r in returned if r[4] == e) for e in epsilons]
+        for kept in (
+            lambda r: r[18],
+            lambda r: r[2] >= MANY and r[0] not in OF_GROUPS,
+            lambda r: r[2] >= MANY and r[0] not in OF_GROUPS and r[18] and r[9] <= NEAR,
+        )
+    )
+    kept = [r[15] for r in returned if r[18]]
     text = f"""
 {len(models)} models on {len({r[1].split(" (")[0] for r in rows})} real data sets, as tutorials write them, with `dp.sample(model, epsilon=...)` and nothing else set.
 
 - Built as written: {len(built)} of {len(models)}; refused before the models were mended: {len({r[0] for r in rows if r[5]})}.
 - Did not return after spending: {len(spent)} of {len(rows) - len(spent)} runs.
+- Usable by what they say of themselves: {each(usable)} of {len(models)} at ε = {each(epsilons)}; of {each(many)} without groups on {MANY:,} records or more, usable with a privacy shift of at most {NEAR:g}: {each(near)}.
 - A parameter more than {FAR:g} reported standard deviations off without a warning that names it: {len(far)} runs{": " + "; ".join(far) if far else ""}.
-- Mass of the exact posterior inside the 90 % intervals: mean {np.mean(inside):.3f}; between .85 and .95 in {within} of {len(inside)} runs, below .85 in {sum(x < 0.85 for x in inside)}, above .95 in {sum(x > 0.95 for x in inside)}.
+- Mass of the exact posterior inside the 90 % intervals: mean {np.mean(inside):.3f}, of usable runs {np.mean(kept):.3f}; between .85 and .95 in {within} of {len(inside)} runs, below .85 in {sum(x < 0.85 for x in inside)}, above .95 in {sum(x > 0.95 for x in inside)}.
 - Least ESS of 1,000 draws at least 400 in {enough} of {len(returned)} runs.
 
 *Expected privacy shift* is that of another noise on the same records; a user would ask `dp.expected_privacy_shift`, with made-up ones. *Error*: of posterior means, root mean square over parameters, beside the exact posterior's standard deviations and beside the reported ones. *Seconds*: of processor time, from the model's first line to draws, compilation for its first run included.
