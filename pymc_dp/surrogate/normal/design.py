@@ -34,11 +34,12 @@ _NEAR = 0.2
 _FAR = 3.0
 """Sds of what is known of the mode by which the last query of a search was asked beside it, per parameter, at most: what is seen from further
 off rests on the model's being right on all of the way. With half an sd of a unit's score in its place, at any n, and all answers kept, earnings of
-15,992 people are off by 2.3 to 3.3 limits, and 14 of 18 runs called themselves unusable; with it by .7 to 1.3, and none did
+15,992 people are off by 2.3 to 3.3 limits, and 14 of 18 runs called themselves unusable; with it by 1 to 1.2, and none of 48 did
 (`benchmarks/surrogate_limit.py --real --public`)."""
 _HARMLESS = 0.3
 """Posterior sds by which answers may contradict each other beside their noise. Of 214,144 outcomes at ε = 1 noise is a tenth of that, no model is as
-right, and runs that were off by .08 sds said that they were of no use."""
+right, and runs that were off by .08 sds said that they were of no use. It is not enough: at ε = 1 and 3, 7 and 16 of 16 still say so, off by .08 and
+.015 sds (same script)."""
 _ON_THE_WAY, _LAST = (8, 0.5), (16, 0.3)
 """Outcomes that are drawn of a unit, to know the mean of what was answered; and the length of a step that no other follows, in
 sds of the law, of which such means are off by √½ over the root of that number at most."""
