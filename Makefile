@@ -119,7 +119,7 @@ $(VENV)/.ready-benchmarks: $(VENV)/.ready
 # It cannot be imported with the newest scikit-learn.
 $(VENV)-diffprivlib/.ready:
 	$(PYTHON) -m venv $(VENV)-diffprivlib
-	$(VENV)-diffprivlib/bin/python -m pip install --quiet diffprivlib 'scikit-learn<1.8'
+	$(VENV)-diffprivlib/bin/python -m pip install --quiet diffprivlib 'scikit-learn<1.8' 'scipy<1.18'
 	touch $@
 
 $(VENV)/.ready-notebooks: $(VENV)/.ready

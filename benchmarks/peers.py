@@ -256,7 +256,7 @@ Peers, re-implemented in `benchmarks/_peers.py` but for diffprivlib, with what i
 - *moments*: noise-aware regression on noisy second moments, after Bernstein and Sheldon (2019). Untuned: public bounds. Tuned: the best part of them.
 - *AdaSSP*: adaptive sufficient statistics perturbation (Wang, 2018), which has no intervals. Settings likewise.
 - *diffprivlib*: objective perturbation and the functional mechanism, at pure ε, δ = 0, which is more than what it is compared for; no intervals. Settings likewise.
-  It cannot be imported with the newest scikit-learn, so it runs in an environment of its own (`pip install diffprivlib "scikit-learn<1.8"`), and is left out without `--diffprivlib`.
+  It fails with the newest scikit-learn and SciPy, so it runs in an environment of its own (`pip install diffprivlib "scikit-learn<1.8" "scipy<1.18"`), and is left out without `--diffprivlib`.
 
 *Tuned* peers were tuned for each cell in {TUNING_RUNS} runs, on other simulated data; on real data on the private data themselves, with other noise. Neither is charged:
 these rows bound what a peer can do, and are not what its user gets. d3p, which the variational peer stands for, was not run.
