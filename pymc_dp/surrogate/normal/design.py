@@ -37,9 +37,7 @@ off rests on the model's being right on all of the way. With half an sd of a uni
 15,992 people are off by 2.3 to 3.3 limits, and 14 of 18 runs called themselves unusable; with it by 1 to 1.2, and none of 48 did
 (`benchmarks/surrogate_limit.py --real --public`)."""
 _HARMLESS = 0.3
-"""Posterior sds by which answers may contradict each other beside their noise. Of 214,144 outcomes at ε = 1 noise is a tenth of that, no model is as
-right, and runs that were off by .08 sds said that they were of no use. It is not enough: at ε = 1 and 3, 7 and 16 of 16 still say so, off by .08 and
-.015 sds (same script)."""
+"""Posterior sds by which earlier answers may move a mean beside chance. No model is as right as 214,144 outcomes at ε = 3 can tell."""
 _ON_THE_WAY, _LAST = (8, 0.5), (16, 0.3)
 """Outcomes that are drawn of a unit, to know the mean of what was answered; and the length of a step that no other follows, in
 sds of the law, of which such means are off by √½ over the root of that number at most."""
@@ -128,9 +126,13 @@ class _Run(Asker):
             scores = math.sqrt(max(float(step @ found.J @ step), 0.0) / self.design.n_units)
             before = step * min(1.0, longest / max(scores, 1e-300))
             self.theta = self.theta + before
-        known = float(np.trace(np.linalg.solve(r.precision, r.law.K)))
-        misfit = found.misfit(totals, np.hypot(noise, _HARMLESS), r.mean - r.law.centre)
-        self.surprise = math.sqrt(max(misfit, 0.0) / max(len(totals) - known, 1e-9))
+        d = len(step)
+        last = found.last(d).law(self.theta, totals[-d:], noise[-d:], self.tempering)
+        alone = posterior_of(last, self.log_public, self.theta)
+        way = alone.mean - r.mean
+        # What the other answers add moves a mean by the difference of the two variances.
+        spread = alone.covariance - (1 - _HARMLESS**2) * r.covariance
+        self.surprise = math.sqrt(float(way @ np.linalg.solve(positive(spread, 1e-12), way)) / d)
         self.theta = r.mean
         return r
 

@@ -127,10 +127,12 @@ class Moments:
         self.Q += positive(symmetric(self.Q - of_scores @ self.M.T), 0.0) / self._outcomes
         return self
 
-    def misfit(self, totals: Vector, noise: Vector, step: Vector) -> float:
-        """Square of how far sums with noise are from what is expected of them a step from here, in their sds: about a χ²."""
-        off = totals - self.mean - self.M @ step
-        return float(off @ np.linalg.solve(self.Q + np.diag(noise**2), off))
+    def last(self, size: int) -> "Moments":
+        """Of the last terms alone."""
+        alone = Moments(len(self.J), size)
+        alone.J, alone.M, alone.Q = self.J, self.M[-size:], self.Q[-size:, -size:]
+        alone.mean = self.mean[-size:]
+        return alone
 
     def law(self, theta: Vector, totals: Vector, noise: Vector, tempering: float) -> Law:
         r"""Of sums with noise, about θ, where these are the moments.
