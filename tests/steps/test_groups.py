@@ -365,6 +365,25 @@ def test_information_of_a_law():
     np.testing.assert_allclose(law.k, kept @ law.beta, atol=1e-10)
 
 
+def test_shifts_of_a_law_are_how_far_noise_moves_the_mean():
+    """Of truths drawn from the prior: the mean with noise beside the mean without it."""
+    rng = np.random.default_rng(5)
+    J = some_structured(rng)
+    S = [np.tile(np.diag(3 * rng.random(b.shape[1]) + 0.1), (len(b), 1, 1)) for b in J.blocks]
+    noise, sds = Structured(S, J.U * 0, J.M).dense, 0.3 + rng.random(14)
+    truths = sds[:, None] * rng.normal(size=(14, 4000))
+    exact = J.dense @ truths + np.linalg.cholesky(J.dense) @ rng.normal(size=(14, 4000))
+    seen = exact + np.linalg.cholesky(noise) @ rng.normal(size=(14, 4000))
+    law = GroupLaw(np.zeros(14), seen[:, 0], J, S)
+    prior = np.diag(sds**-2.0)
+    P, Q = np.linalg.inv(J.dense + prior), np.linalg.inv(law.K.dense + prior)
+    kept = J.dense @ np.linalg.inv(J.dense + noise)
+    moved = Q @ kept @ seen - P @ exact
+    measured = np.sqrt((moved**2).mean(axis=1) / np.diag(P))
+    # A root mean square of 4,000 is known to 1.1 %.
+    np.testing.assert_allclose(law.privacy_shifts(sds), measured, rtol=0.06)
+
+
 def test_shrinkage_is_better_than_what_was_seen_and_knows_how_good_it_is():
     rng = np.random.default_rng(6)
     t = np.exp(rng.normal(3, 0.8, 400))

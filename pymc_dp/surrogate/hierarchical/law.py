@@ -67,16 +67,13 @@ class GroupLaw:
         return Structured(self.S, self.J.U, self.J.M).of_blocks(x)
 
     def privacy_shifts(self, prior_sds: Vector) -> Vector:
-        """How far noise moves every entry of ψ, in posterior standard deviations without it, shape (n,)."""
-        P = self.J.plus(_diagonal(self.J, prior_sds)).inverse
-        moved = P.dense if len(self.k) <= 200 else None
-        if moved is not None:
-            S = Structured(self.S, np.zeros((len(self.k), 1)), np.zeros((1, 1))).dense
-            variance = np.einsum("ij,jk,ik->i", moved, S, moved)
-        else:  # without what other groups' noise does to a group
-            own = [p @ s @ p for p, s in zip(P.blocks, self.S, strict=True)]
-            variance = Structured(own, self.J.U[:, :0], np.zeros((0, 0))).diagonal
-        return np.asarray(np.sqrt(np.maximum(variance, 0.0) / P.diagonal))
+        """How far noise moves every entry of ψ, in posterior standard deviations without it, shape (n,).
+
+        A posterior that knows of its noise is wider by the variance of what noise moves the mean by. Where nothing is to be learnt of an entry
+        beside its prior, noise does not move it.
+        """
+        exact = self.J.plus(_diagonal(self.J, prior_sds)).inverse.diagonal
+        return np.asarray(np.sqrt(np.maximum(self.variances(prior_sds) / exact - 1, 0.0)))
 
     def variances(self, prior_sds: Vector) -> Vector:
         """Posterior variances of the entries of ψ, shape (n,), given how wide the prior is there."""
