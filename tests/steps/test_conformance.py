@@ -75,12 +75,13 @@ def edited(drop, changed, *columns):
 @pytest.fixture
 def no_chains(monkeypatch):
     """Draws of the released law are made of released numbers alone: where they do not matter, none of NUTS."""
-    monkeypatch.setattr(
-        "pymc_dp.surrogate.normal.draws.draws_of",
-        lambda density, start, draws, chains, seed, sampler: (
-            start + np.random.default_rng(seed).standard_normal((chains, draws, len(start)))
-        ),
-    )
+    for family in ("normal", "hierarchical"):
+        monkeypatch.setattr(
+            f"pymc_dp.surrogate.{family}.draws.draws_of",
+            lambda density, start, draws, chains, seed, sampler: (
+                start + np.random.default_rng(seed).standard_normal((chains, draws, len(start)))
+            ),
+        )
 
 
 @functools.lru_cache(maxsize=4)
