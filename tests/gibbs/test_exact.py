@@ -178,6 +178,7 @@ def test_latents_with_a_transform(draw_from, on_grid):
     on_grid(draws, grid, density)
 
 
+@pytest.mark.slow
 def test_log_linear_model(draw_from, against):
     """Five records of a class and two features, all 8⁵ data sets enumerated.
 

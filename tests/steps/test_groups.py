@@ -31,6 +31,8 @@ from pymc_dp.surrogate.hierarchical.law import GroupLaw
 from pymc_dp.surrogate.hierarchical.shrinkage import shrunk_positive, shrunk_ratios
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
+from ..marks import slow_but
+
 FAST = {"mode": "FAST_COMPILE"}
 N, M, P = 120, 7, 2
 WORDS = np.arange(4, dtype=np.uint64)
@@ -456,7 +458,7 @@ def grouped_model(k, X, y, m=40, centred=True):
     return model
 
 
-CORRELATED = ["correlated", "white", "on its side"]
+CORRELATED = slow_but("white")(["correlated", "white", "on its side"])
 
 
 @pytest.mark.parametrize("kind", CORRELATED)
