@@ -370,7 +370,8 @@ def spending_curve(
     """
     k = np.arange(1, iterations + 1)
     if delta == 0 or not all(isinstance(e, Gaussian | Laplace) for e in (*once, *events)):
-        points = np.unique(np.geomspace(1, iterations, _CURVE_POINTS).round().astype(int))
+        some = np.geomspace(1, iterations, _CURVE_POINTS) if events else np.array([iterations])
+        points = np.unique(some.round().astype(int))
         cost = np.array([composed_epsilon((*once, *times(events, int(n))), delta) for n in points])
         # What more repetitions cost at most, fewer do.
         cost = np.minimum.accumulate(cost[::-1])[::-1]

@@ -230,6 +230,9 @@ def test_pure_releases_add_up_at_delta_zero_and_others_cost_infinitely_much():
     for other in (Gaussian(1e9), GaussianOrL2(1e9, 4.0, 7)):
         assert composed_epsilon([*pure, other], 0.0) == math.inf
     assert spending_curve((L2Mechanism(4.0, 7),), 4, 0.0)[-1] == pytest.approx(1.0)
+    np.testing.assert_array_equal(
+        spending_curve((), 4, 0.0, tuple(pure)), [composed_epsilon(pure, 0.0)] * 4
+    )
     left = epsilon_that_fits(pure, 3.0, 0.0)
     assert composed_epsilon([*pure, Pure(left)], 0.0) <= 3.0 < 2.25 + left + 1e-7
     assert epsilon_that_fits(pure, 2.0, 0.0) == 0
