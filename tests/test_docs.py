@@ -36,7 +36,8 @@ def _marked(page):
     """Pages that take half a minute or more: not before every commit, on one line of PyMC, or before a release."""
     if page in ("docs/examples.md", "docs/released.md"):
         return pytest.param(page, marks=pytest.mark.sweep)
-    if page in ("docs/compare.md", "docs/gibbs.md", "docs/plots.md"):
+    slow = ("average", "combine", "compare", "gibbs", "marginals", "plots")
+    if page in [f"docs/{name}.md" for name in slow]:
         return pytest.param(page, marks=pytest.mark.slow)
     return pytest.param(page, marks=pytest.mark.nightly) if "twenty_tasks" in page else page
 

@@ -11,6 +11,8 @@ import pymc_dp as dp
 from pymc_dp.compat import groups_of
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 
+from .marks import slow_but
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*will be automatically imputed")
 FAST = {"mode": "FAST_COMPILE"}
 N = 30
@@ -169,16 +171,26 @@ NOBODY, ALL = np.zeros(N, bool), np.ones(N, bool)
 ONE = np.arange(N) == 7
 
 
-@pytest.mark.parametrize("mask", [NOBODY, ONE, ~ONE, ALL], ids=["nobody", "one", "others", "all"])
-def test_there_is_one_graph_whoever_has_a_gap(mask):
-    def graph(x, s):
-        integrated = dp.integrate_missing(chain(logistic, x, s), ["x", "s"])
-        term = integrated.logp(vars=integrated.observed_RVs, sum=False)
-        called = [(v.name, v.type, v.get_value().shape) for v in integrated.data_vars]
-        return str(pytensor.dprint(term, file="str", id_type="")), called
+MASKS = {"nobody": NOBODY, "one": ONE, "others": ~ONE, "all": ALL}
 
-    found = graph(np.where(mask, np.nan, x), np.ma.masked_array(s, mask=mask))
-    assert found == graph(x_gaps, s_gaps)
+
+def graph_of(x, s):
+    integrated = dp.integrate_missing(chain(logistic, x, s), ["x", "s"])
+    term = integrated.logp(vars=integrated.observed_RVs, sum=False)
+    called = [(v.name, v.type, v.get_value().shape) for v in integrated.data_vars]
+    return str(pytensor.dprint(term, file="str", id_type="")), called
+
+
+@pytest.fixture(scope="module")
+def graph_of_some_gaps():
+    return graph_of(x_gaps, s_gaps)
+
+
+@pytest.mark.parametrize("who", slow_but("nobody", "one")(MASKS))
+def test_there_is_one_graph_whoever_has_a_gap(who, graph_of_some_gaps):
+    mask = MASKS[who]
+    found = graph_of(np.where(mask, np.nan, x), np.ma.masked_array(s, mask=mask))
+    assert found == graph_of_some_gaps
 
 
 def test_data_of_others_do_not_change_with_a_gap():

@@ -20,6 +20,8 @@ from pymc_dp.records.queries import LogLikelihoodRatio
 from pymc_dp.records.sharded import ShardedRecords
 from pymc_dp.records.sums import LocalRecords
 
+from .marks import slow_but
+
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
@@ -197,7 +199,7 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-@pytest.mark.parametrize("sizes", [[1600, 1600], [800] * 4], ids=str)
+@pytest.mark.parametrize("sizes", slow_but([1600, 1600])([[1600, 1600], [800] * 4]), ids=str)
 def test_samplers_with_derivatives_draw_like_one_machine(client, quiet, name, sizes):
     """Anchors and gradients too: histograms, sums and counts of all workers are whole numbers."""
     settings = {
