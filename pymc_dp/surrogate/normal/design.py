@@ -38,7 +38,7 @@ off rests on the model's being right on all of the way. With half an sd of a uni
 (`benchmarks/surrogate_limit.py --real --public`)."""
 _HARMLESS = 0.3
 """Posterior sds by which earlier answers may move a mean beside chance. No model is as right as 214,144 outcomes at ε = 3 can tell: where the fit
-of all answers was asked for, with as much allowed in each, 23 of 48 such runs called themselves unusable that were off by .5 to .015 sds; now none
+of all answers was asked for, with as much allowed in each, 25 of 48 such runs called themselves unusable that were off by .5 to .015 sds; now none
 does, nor of 96 others (`benchmarks/surrogate_limit.py --real --public`). With 0 it is a χ² (`tests/steps/test_design.py`)."""
 _ON_THE_WAY, _LAST = (8, 0.5), (16, 0.3)
 """Outcomes that are drawn of a unit, to know the mean of what was answered; and the length of a step that no other follows, in

@@ -63,7 +63,7 @@ def diagnose(
         notes.append(
             Note(
                 "consistency",
-                f"The last query contradicts the ones before: its gradient is {surrogate.surprise:.1f} times as far "
+                f"The last query contradicts the ones before: it is {surrogate.surprise:.1f} times as far "
                 "from what they predict as noise explains, and would move, in posterior standard deviations, "
                 f"{largest(np.abs(surrogate.off))}: these may be further off than their intervals say. A group of "
                 "records that stands far out, or a strongly curved posterior, can cause this; a larger `epsilon` "

@@ -23,7 +23,8 @@ class NormalSurrogate:
         b and C of the last evaluation, in its coordinates.
     surprise : float
         Root mean square of the last gradient, where the earlier evaluations say it should be, in sds of what noise
-        explains, per parameter: about 1 if all is well.
+        explains, per parameter: about 1 if all is well. Of a public design: of the mean by all answers, where the last one alone puts it, in
+        sds of what chance explains and a little that is harmless: about 1 or less (a test of Hausman, 1978).
     off : ndarray, shape (d,)
         How far the last evaluation says that the earlier ones were off, in every parameter's sd.
     improbable : ndarray, shape (d,)
