@@ -269,6 +269,35 @@ def test_a_run_that_clips_hard_finds_the_mode(harder, within, monkeypatch):
     np.testing.assert_allclose(np.diag(found.covariance), np.diag(covariance), rtol=0.1)
 
 
+def test_few_records_that_alone_tell_of_a_parameter_are_found():
+    """A category of one in a thousand, under a prior that says next to nothing: its interval is about as long as without noise."""
+    rng, n, few = np.random.default_rng(5), 100_000, 100
+    x = np.column_stack([np.ones(n), rng.normal(size=n), np.arange(n) < few]).astype(float)
+    y = (rng.random(n) < special.expit(x @ [-0.3, 0.5, 0.8])).astype(int)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=3)
+        pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y))
+    prior = PublicLogDensity(ParameterSpace(model), FAST)
+    mode, covariance = mode_of(model, prior)
+    sds = np.sqrt(np.diag(covariance))
+    found = [fit_normal(measured(records_of(model), 0.6, s), prior, np.zeros(3)) for s in range(5)]
+    wider = [np.sqrt(np.diag(f.posterior.covariance)) / sds for f in found]
+    assert np.median(wider, axis=0).max() < 1.25
+    for f, by in zip(found, wider, strict=True):
+        assert f.arrived
+        assert np.abs(f.posterior.mean - mode).max() < 3 * np.max(by * sds)
+
+
+def test_what_is_noise_alone_is_not_taken_for_a_posterior():
+    """Where counts of sizes are noise, the longest unit they show may be of no size at all, and a sum of such has no noise."""
+    model = logistic(5_000)
+    records, prior = records_of(model), PublicLogDensity(ParameterSpace(model), FAST)
+    found = [fit_normal(measured(records, 200.0, s), prior, np.zeros(3)) for s in range(20)]
+    said = [f.privacy_shift for f in found if f.arrived]
+    assert len(said) > 5
+    assert min(said) > 0.5
+
+
 def run_in_units(unit, seed, z=0.5):
     """With the first covariate, and so the prior of its coefficient, in other units."""
     rng = np.random.default_rng(3)

@@ -33,6 +33,8 @@ of these (`benchmarks/surrogate_constants.py`)."""
 _HALF, _LEAST_PART = 0.5, 0.1
 """Part of the information that scores should keep, and the least that noise lets be told of it. Without, 2 % of outcomes at
 ε = .3 are four of their sds off and said to be known; with .7 errors are 1.1 times as large."""
+_PLAINLY = 1.5
+"""Of the largest eigenvalue that noise alone has in a difference of two informations, about, what is not noise."""
 _TRUST = 0.2
 """Of a far gradient's length, what is believed to be off: curvature changes on the way. With .4 errors are 1.1 times as large."""
 
@@ -78,6 +80,11 @@ class Estimate:
         """
         scale = float(np.linalg.norm(np.linalg.solve(self.at.V, V))) / math.sqrt(len(V))
         return self.at.bound * scale * _HALF / max(self.part_kept, _LEAST_PART)
+
+    def information_bound_in(self, V: Vector) -> float:
+        """A bound in other coordinates that keeps of a unit's information what was kept here, where these are narrower most."""
+        narrower = float(np.linalg.norm(np.linalg.solve(V, self.at.V), 2)) ** -2
+        return min(self.at.information_clip, self.at.largest) * narrower
 
     def of_curvature(self, step: Vector) -> Vector:
         """Covariance of what noise in J makes of a gradient at the end of a step."""
@@ -148,11 +155,30 @@ def _pooled_information(answers: Sequence[Evaluation], n_units: float) -> tuple[
         H = M.T @ answer.information @ M
         # In the direction in which the coordinates were narrowest: there it says least of this one.
         sd = answer.information_sd * float(np.linalg.norm(M, 2)) ** 2
+        if answer is not last:
+            H = _filled(H, last.information, math.hypot(sd, last.information_sd))
         far = min(float(np.sum(np.linalg.solve(V, step) ** 2)) for V in (last.V, answer.V))
         change = _CHANGE * far / n_units * max(1.0, float(np.linalg.norm(H)) ** 2 / d)
         w = 1 / (sd**2 + change + 1e-12)
         total, weight, noise = total + w * H, weight + w, noise + (w * sd) ** 2
     return symmetric(total / weight), math.sqrt(noise) / weight
+
+
+def _filled(less: Vector, more: Vector, sd: float) -> Vector:
+    """An information with what another one has and it plainly lacks: clipping takes from information and adds nothing to it.
+
+    Where few units alone tell of a parameter, answers in coordinates that do not show it yet have lost nearly all of what these
+    know, with next to no noise, and would outweigh those that have it.
+
+    Parameters
+    ----------
+    less, more : ndarray, shape (d, d)
+    sd : float
+        Of the noise in their difference.
+    """
+    values, U = np.linalg.eigh(more - less)
+    plain = values > _PLAINLY * sd * math.sqrt(2 * len(values))
+    return np.asarray(less + (U * np.where(plain, values, 0.0)) @ U.T)
 
 
 def _shrunk(matrix: Vector, sd: float, R2: Vector, diagonal: bool) -> tuple[Vector, float]:

@@ -45,6 +45,9 @@ _USUAL_CLIPPED = 3.0
 """Where sizes are not asked for: of a bound of c√(d/n), which is c root mean squares of scores in whitened coordinates, the error
 is about so many posterior sds over c³, as of an estimate that uses its data less well. The bound makes that and noise, which is as c,
 least in squares: then it is the noise over √3."""
+_SHORTEST = 0.2
+"""Of √(d/n), a bound of scores. Where counts are noise alone, the longest of them may be of no size at all: then the sum has no noise, and
+nothing else in it."""
 USUAL_INFORMATION = 4.0
 """Its bound then, in parts of d/n, which is the mean."""
 
@@ -86,6 +89,8 @@ class Evaluation:
         Of the noise on the diagonals; √½ of it elsewhere.
     largest : float
         Information of a unit, beyond which there are next to none.
+    information_clip : float
+        C, that units' information was clipped to.
     sizes, sizes_of_information : tuple of PrivateHistogram
         What bounds were chosen by.
     saturated : bool
@@ -103,6 +108,7 @@ class Evaluation:
     kept_is_diagonal: bool
     information_sd: float
     largest: float
+    information_clip: float
     sizes: tuple[PrivateHistogram, ...]
     sizes_of_information: tuple[PrivateHistogram, ...]
     saturated: bool
@@ -130,7 +136,7 @@ class Evaluator:
         share: float,
         parts: Parts,
         before: Evaluation | None = None,
-        least: float = 0.0,
+        least: tuple[float, float] = (0.0, 0.0),
         by_last_sum: bool = False,
     ) -> Evaluation:
         """Ask for everything at a place.
@@ -143,12 +149,13 @@ class Evaluator:
         parts : Parts
         before : Evaluation, optional
             Of a place so near that sizes are about the same: its histograms are counted in.
-        least : float
-            A bound that scores need at least.
+        least : tuple of float
+            Bounds that scores and units' information need at least.
         by_last_sum : bool
             Ask for scores at the end, for all that the share leaves.
         """
         d, T, measure = len(theta), self._tempering, self.measure
+        usual = math.sqrt(d / self.n_units)
         of_sizes = share * parts.sizes
         for_scores, for_information = share * parts.scores, share * parts.information
 
@@ -162,9 +169,8 @@ class Evaluator:
                 else measure.noise_sd(1.0, for_scores, d)
             )
             b, clipped = Tail(*pooled(sizes)).balanced(math.sqrt(d) * sd, self.n_units / 3)
-            b = max(b, least)
+            b = max(b, least[0], _SHORTEST * usual)
         else:
-            usual = math.sqrt(d / self.n_units)
             b = (
                 usual
                 * (3 * _USUAL_CLIPPED**2 / (usual * measure.noise_sd(1.0, for_scores, d)) ** 2)
@@ -186,7 +192,7 @@ class Evaluator:
             largest = USUAL_INFORMATION * usual**2
         # Wider, noise would drown all directions but one; clipped, the next coordinates show more of it.
         for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information, D))
-        C = min(max(largest, parts.room * for_one), math.sqrt(2) * for_one)
+        C = min(max(largest, least[1], parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
         half, rest = np.split(packed, [d * (d + 1) // 2])
         information, kept = as_matrix(half, d), None
@@ -199,7 +205,7 @@ class Evaluator:
         off = clipped / math.sqrt(d) if sizes else noise / math.sqrt(3)
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, off), information, kept,
-            parts.kept == "diagonal", information_sd, largest, sizes,
+            parts.kept == "diagonal", information_sd, largest, C, sizes,
             sizes_of_information, not sizes and float(np.trace(information)) > self.n_units * C / 2,
         )  # fmt: skip
 

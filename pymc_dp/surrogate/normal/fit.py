@@ -184,7 +184,9 @@ class _Run:
         """One query, and the posterior given all of them; sets :attr:`theta` to where it leads."""
         theta, d, prior = self.theta, len(self.theta), self.log_public
         V = whitening(self.P)
-        least = self.estimates[-1].bound_in(V) if self.estimates else 0.0
+        least = (0.0, 0.0)
+        if self.estimates:
+            least = self.estimates[-1].bound_in(V), self.estimates[-1].information_bound_in(V)
         at = self.evaluator.at(theta, V, share, parts, self._near, least, by_last_sum)
         self.estimates.append(estimate(at, self.estimates, prior, self.n, last))
         now, slope = self.estimates[-1], prior.gradient(theta)
