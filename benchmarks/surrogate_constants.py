@@ -29,7 +29,7 @@ EPSILONS, N, SEED = (0.3, 1.0, 3.0), 20_000, 7_000_001
 CONSTANTS = [
     (bounds, "_PLAIN"), (bounds, "_FALL"), (bounds, "_UNSEEN"), (bounds, "_LEAST_END"),
     (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_SCORES"),
-    (evaluation, "_SEEN"), (evaluation, "_BESIDE"), (evaluation, "_SHORTEST"),
+    (evaluation, "_SEEN"), (evaluation, "_BESIDE"), (evaluation, "SHORTEST"),
     (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"),
     (estimates, "_KEPT_SPREAD"), (estimates, "_HALF"), (estimates, "_LEAST_PART"), (estimates, "_PLAINLY"), (estimates, "_TRUST"),
     (fit, "_OF_UNITS"), (fit, "_SEARCH"), (fit, "_QUERY"), (fit, "_RECORDS_TOLD"),

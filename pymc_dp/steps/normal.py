@@ -34,8 +34,9 @@ _ENOUGH = 0.5
 _NARROWER = 1e2, 1e4
 """Where noise drowned what is known of a direction, the region is as wide as the prior, and nothing is seen in it: then it is
 asked in regions of so much smaller variance. Without, three rings of 16 were taken for normal, and two of them called usable."""
-_PATIENCE = 15
-"""Queries of a search: towards a mode that is about normal it takes three to seven, along a bent valley a hundred."""
+_PATIENCE = 12
+"""Queries of a search: towards a mode that is about normal it takes three to seven, along a bent valley a hundred. They cost up to .03 each: with 15, too
+little was left for the polynomial of a ring whose prior is flat."""
 
 _BENT = 1.0
 """Change of the precision over a posterior sd, in logarithms, from which on a normal law is left to a polynomial where covariates

@@ -15,13 +15,12 @@ from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
 from pymc_dp.surrogate.normal.fit import prior_scales
-from pymc_dp.surrogate.polynomial.annealing import Lost
 from pymc_dp.surrogate.polynomial.basis import terms_of
 from pymc_dp.surrogate.polynomial.diagnosis import LOST, diagnose
 from pymc_dp.surrogate.polynomial.draws import draw, draw_prior
 from pymc_dp.surrogate.polynomial.evaluation import check
 from pymc_dp.surrogate.polynomial.fit import fit_polynomial
-from pymc_dp.surrogate.polynomial.model import Found
+from pymc_dp.surrogate.polynomial.model import Found, Lost
 from pymc_dp.surrogate.polynomial.settings import SETTINGS
 
 _UNCHECKED = Diagnostics(

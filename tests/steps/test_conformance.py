@@ -164,6 +164,13 @@ class TestFamily:
         assert np.isfinite(step._draws).all()
         assert caplog.records
 
+    def test_noise_alone_does_not_look_like_a_posterior(self, family, neighbours, no_chains):
+        """Its bounds may be anything, and with a short one a sum seems to have no noise."""
+        for seed in range(4):
+            step = run(family, neighbours, epsilon=0.02, seed=seed, draws=20, compiled=FAST)
+            said = step.diagnostics
+            assert not said.usable or said.privacy_shift > 0.5
+
     def test_an_error_of_the_programs_own_is_not_a_lost_search(
         self, family, neighbours, monkeypatch
     ):

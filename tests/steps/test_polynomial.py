@@ -18,14 +18,13 @@ from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.privacy.neighbours import ADD_OR_REMOVE, SUBSTITUTE_ONE
 from pymc_dp.records.queries import is_acute
 from pymc_dp.records.sums import LocalRecords
-from pymc_dp.surrogate.polynomial.annealing import Lost
 from pymc_dp.surrogate.polynomial.basis import Basis, exponents, leverage, terms_of
 from pymc_dp.surrogate.polynomial.chart import Chart
 from pymc_dp.surrogate.polynomial.diagnosis import diagnose
 from pymc_dp.surrogate.polynomial.draws import draw_prior
 from pymc_dp.surrogate.polynomial.ensemble import Tempered, carried, moved
 from pymc_dp.surrogate.polynomial.evaluation import Design, balanced, draw_design
-from pymc_dp.surrogate.polynomial.model import Found, Surrogate
+from pymc_dp.surrogate.polynomial.model import Found, Lost, Surrogate
 from pymc_dp.surrogate.polynomial.queries import Image, Projection, SecondMoments
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}

@@ -17,7 +17,7 @@ from pymc_dp.records.grouped import (
 )
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Query
-from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, Tail, number_beyond
+from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, SHORTEST, Tail, number_beyond
 
 _OF_TABLES = 0.1
 """Of the information's share, the part for what couples tables: a few numbers."""
@@ -64,12 +64,15 @@ class Slope(NamedTuple):
         Of the noise in φ.
     variance : ndarray, shape (n - p,)
         Of the noise in rows; all of it is independent.
+    seen : bool
+        Whether units' sizes stood out of the noise; if not, the bound means nothing, and the score says nothing.
     """
 
     psi: Vector
     gradient: Vector
     covariance: Vector
     variance: Vector
+    seen: bool
 
 
 class Evaluator:
@@ -120,7 +123,8 @@ class Evaluator:
         every table, as each of the units clipped has one row only.
         """
         of = GroupScore(theta, preconditioner, self.shape, math.inf, self._tempering, other)
-        b, clipped, kept = self._bound(of, counts, share, beyond)
+        least = SHORTEST / math.sqrt(self._n)  # units are about 1/√n long, as scales have it
+        b, clipped, kept, seen = self._bound(of, counts, share, beyond, least)
         of = replace(of, bound=b)
         released, noise = self.measure.sum(of, b, share)
         released, noise, clipped = released / kept, noise / kept, clipped / kept
@@ -137,6 +141,7 @@ class Evaluator:
             np.concatenate([back.T @ common, *map(np.ravel, rows)]),
             sd**2 * back.T @ back,
             np.concatenate([np.ravel((x / s) ** 2) for x, s in zip(of_rows, scales, strict=True)]),
+            seen,
         )
 
     def _sum(self, of: Query, counts: float, share: float, beyond: float) -> tuple[Vector, float]:
@@ -144,10 +149,11 @@ class Evaluator:
         return self.measure.sum(of, bound, share)
 
     def _bound(
-        self, of: Query, counts: float, share: float, beyond: float
-    ) -> tuple[float, float, float]:
-        """A bound, how long all that it clips is together, if it points one way, and what it keeps of squares."""
+        self, of: Query, counts: float, share: float, beyond: float, least: float = 0.0
+    ) -> tuple[float, float, float, bool]:
+        """A bound, at `least`, how long all that it clips is together, if it points one way, what it keeps of squares, and whether sizes were seen."""
         sizes = self.measure.histogram(of, counts, BINS_PER_OCTAVE)
         number = number_beyond(beyond, self.shape.n, self.measure.multiplier(share), self._n)
         bound, excess = Tail(sizes.released, sizes.sd).exceeded_by(number)
-        return bound, number * excess * bound, sizes.kept(bound)
+        bound = max(bound, least)
+        return bound, number * excess * bound, sizes.kept(bound), sizes.seen

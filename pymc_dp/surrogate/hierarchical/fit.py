@@ -173,6 +173,10 @@ class _Run:
             last = k + 1 == len(s.near)
             self.evaluate(1 - self.measure.spent if last else part * left, s.beyond)
             on_progress(f"query {self.n_evaluations}")
+        if not self.slopes[-1].seen:
+            raise SearchLost(
+                "next to nothing was learnt, as no size of a score stood out of the noise"
+            )
         if not (self.beyond_noise <= s.lost * self.root_n and self.surprise <= s.surprising):
             raise SearchLost(f"after {self.n_evaluations} queries it still moved far")
         return GroupPosterior(

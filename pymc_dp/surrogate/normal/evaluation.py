@@ -17,6 +17,7 @@ from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Gradient, Information, Query, Root, Score
 from pymc_dp.surrogate.normal.bounds import (
     BINS_PER_OCTAVE,
+    SHORTEST,
     Tail,
     number_beyond,
     pooled,
@@ -45,9 +46,6 @@ _USUAL_CLIPPED = 3.0
 """Where sizes are not asked for: of a bound of c√(d/n), which is c root mean squares of scores in whitened coordinates, the error
 is about so many posterior sds over c³, as of an estimate that uses its data less well. The bound makes that and noise, which is as c,
 least in squares: then it is the noise over √3."""
-_SHORTEST = 0.2
-"""Of √(d/n), a bound of scores. Where counts are noise alone, the longest of them may be of no size at all: then the sum has no noise, and
-nothing else in it."""
 USUAL_INFORMATION = 4.0
 """Its bound then, in parts of d/n, which is the mean."""
 
@@ -169,7 +167,7 @@ class Evaluator:
                 else measure.noise_sd(1.0, for_scores, d)
             )
             b, clipped = Tail(*pooled(sizes)).balanced(math.sqrt(d) * sd, self.n_units / 3)
-            b = max(b, least[0], _SHORTEST * usual)
+            b = max(b, least[0], SHORTEST * usual)
         else:
             b = (
                 usual

@@ -15,12 +15,8 @@ from pymc_dp.surrogate.polynomial.ensemble import (
     moved,
     resampled,
 )
-from pymc_dp.surrogate.polynomial.model import Surrogate
+from pymc_dp.surrogate.polynomial.model import Lost, Surrogate
 from pymc_dp.surrogate.polynomial.settings import SETTINGS
-
-
-class Lost(Exception):
-    """Nothing can be made of what was released. Public: a function of releases."""
 
 
 @dataclass(frozen=True)

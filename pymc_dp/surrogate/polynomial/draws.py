@@ -6,9 +6,9 @@ import zlib
 import numpy as np
 
 from pymc_dp.linalg import Vector
-from pymc_dp.surrogate.polynomial.annealing import Lost, normal_region
+from pymc_dp.surrogate.polynomial.annealing import normal_region
 from pymc_dp.surrogate.polynomial.ensemble import OfMany, Tempered, moved
-from pymc_dp.surrogate.polynomial.model import Found
+from pymc_dp.surrogate.polynomial.model import Found, Lost
 from pymc_dp.surrogate.polynomial.settings import SETTINGS
 
 

@@ -17,7 +17,7 @@ from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.surrogate.polynomial.basis import Basis, Places, leverage, terms_of
 from pymc_dp.surrogate.polynomial.chart import Chart
-from pymc_dp.surrogate.polynomial.model import Surrogate
+from pymc_dp.surrogate.polynomial.model import Lost, Surrogate
 from pymc_dp.surrogate.polynomial.queries import Image, Projection, SecondMoments
 from pymc_dp.surrogate.polynomial.settings import SETTINGS
 
@@ -144,6 +144,8 @@ def evaluate_last(
     _weigh(measure, image, A, np.concatenate(seen), n_units)
     weighted = Projection(image, np.vstack([A, np.zeros((len(design.held_out), r))]))
     sizes = measure.histogram(weighted, s.bound_histogram, 4)
+    if not sizes.seen:  # a bound of no size: a sum without noise, and without anything else
+        raise Lost
     share = 1 - measure.spent - kept
     B = balanced(sizes, lambda b: measure.noise_sd(b, share))
     total, sd = measure.sum(weighted, B, share)

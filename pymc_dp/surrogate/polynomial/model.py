@@ -9,6 +9,10 @@ from pymc_dp.linalg import Vector
 from pymc_dp.surrogate.polynomial.basis import Basis, leverage
 
 
+class Lost(Exception):
+    """Nothing can be made of what was released. Public: a function of releases."""
+
+
 @dataclass(frozen=True)
 class Surrogate:
     r""":math:`S(\theta) = c \cdot q(\theta)`, the log-likelihood up to a constant. Nothing in it is private.

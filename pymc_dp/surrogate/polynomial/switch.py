@@ -6,10 +6,11 @@ import numpy as np
 
 from pymc_dp.linalg import Vector
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.surrogate.polynomial.annealing import Lost, cooled, hopeless, normal_region
+from pymc_dp.surrogate.polynomial.annealing import cooled, hopeless, normal_region
 from pymc_dp.surrogate.polynomial.basis import Basis
 from pymc_dp.surrogate.polynomial.ensemble import OfMany
 from pymc_dp.surrogate.polynomial.evaluation import draw_design, evaluate
+from pymc_dp.surrogate.polynomial.model import Lost
 from pymc_dp.surrogate.polynomial.settings import SETTINGS
 
 
