@@ -34,7 +34,9 @@ _HALF, _LEAST_PART = 0.5, 0.1
 """Part of the information that scores should keep, and the least that noise lets be told of it. Without, 2 % of outcomes at
 ε = .3 are four of their sds off and said to be known; with .7 errors are 1.1 times as large."""
 _PLAINLY = 1.5
-"""Of the largest eigenvalue that noise alone has in a difference of two informations, about, what is not noise."""
+"""Of the largest eigenvalue that noise alone has in a difference of two informations, about, what is not noise. Intervals of a category of 100 in
+100,000 records are 1.07 times as wide as exact ones, with half of it 1.07 and with twice 1.11; without what is filled in, 2.2
+(`tests/steps/test_normal.py`)."""
 _TRUST = 0.2
 """Of a far gradient's length, what is believed to be off: curvature changes on the way. With .4 errors are 1.1 times as large."""
 
