@@ -9,6 +9,7 @@ import numpy as np
 
 from pymc_dp.likelihood.shape import Shape
 from pymc_dp.linalg import Vector, as_matrix
+from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.grouped import (
     GroupInformation,
     GroupScore,
@@ -123,8 +124,9 @@ class Evaluator:
         every table, as each of the units clipped has one row only.
         """
         of = GroupScore(theta, preconditioner, self.shape, math.inf, self._tempering, other)
-        least = SHORTEST / math.sqrt(self._n)  # units are about 1/√n long, as scales have it
-        b, clipped, kept, seen = self._bound(of, counts, share, beyond, least)
+        b, beyond_it, sizes = self._bound(of, counts, share, beyond)
+        b = max(b, SHORTEST / math.sqrt(self._n))  # units are about 1/√n long, as scales have it
+        clipped, kept = beyond_it * b, sizes.kept(b)
         of = replace(of, bound=b)
         released, noise = self.measure.sum(of, b, share)
         released, noise, clipped = released / kept, noise / kept, clipped / kept
@@ -141,7 +143,7 @@ class Evaluator:
             np.concatenate([back.T @ common, *map(np.ravel, rows)]),
             sd**2 * back.T @ back,
             np.concatenate([np.ravel((x / s) ** 2) for x, s in zip(of_rows, scales, strict=True)]),
-            seen,
+            sizes.seen,
         )
 
     def _sum(self, of: Query, counts: float, share: float, beyond: float) -> tuple[Vector, float]:
@@ -149,11 +151,10 @@ class Evaluator:
         return self.measure.sum(of, bound, share)
 
     def _bound(
-        self, of: Query, counts: float, share: float, beyond: float, least: float = 0.0
-    ) -> tuple[float, float, float, bool]:
-        """A bound, at `least`, how long all that it clips is together, if it points one way, what it keeps of squares, and whether sizes were seen."""
+        self, of: Query, counts: float, share: float, beyond: float
+    ) -> tuple[float, float, PrivateHistogram]:
+        """A bound, how long all that it clips is together, over the bound and if it points one way, and the sizes that were counted."""
         sizes = self.measure.histogram(of, counts, BINS_PER_OCTAVE)
         number = number_beyond(beyond, self.shape.n, self.measure.multiplier(share), self._n)
         bound, excess = Tail(sizes.released, sizes.sd).exceeded_by(number)
-        bound = max(bound, least)
-        return bound, number * excess * bound, sizes.kept(bound), sizes.seen
+        return bound, number * excess, sizes
