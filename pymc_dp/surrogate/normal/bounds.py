@@ -27,7 +27,7 @@ taken for a tail, and half of the runs' errors are said to be up to twice what t
 SHORTEST = 0.2
 """Of a unit's usual length, the least bound of scores. Where counts are noise alone, the longest that they show may be of no size at all:
 then a sum has no noise, and nothing else in it, and of 60 runs at a budget six and more were called usable with a privacy shift of about 0
-(`tests/steps/test_normal.py`)."""
+(`tests/steps/test_normal.py`). With it none is, nor with half or twice as much, of 160 each."""
 _HALVINGS = 20
 """Of an interval for a number of units, which is then known to a millionth of it."""
 
