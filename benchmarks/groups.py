@@ -26,6 +26,7 @@ from pymc_dp.linalg import inverse_root
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.plans import Permit
+from pymc_dp.records.grouped import Preconditioner
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.steps.hierarchical import HierarchicalFamily
 from pymc_dp.steps.surrogate import DPSurrogate
@@ -133,16 +134,27 @@ class Experiment:
         return found, time.process_time() - start
 
     def one_release(self, exact, z, rng):
-        """Draws after one Gaussian release of the whole budget at the mode, information known, by the best of some bounds and scales."""
+        """Draws after one Gaussian release of the whole budget at the mode, information known, by the best of some bounds and scales.
+
+        Of efficient scores, as the family's own.
+        """
         law, model = exact.law, self.family._law
-        shape, J = model.shape, law.J.dense
+        shape, J, T = model.shape, law.J.dense, np.eye(model.shape.n)
+        T[:, : shape.p] += law.R
+        Ti = np.linalg.inv(T)
         prior = np.concatenate(
             [np.full(shape.p, 1e3), np.minimum(exact.mode.prior_sds[shape.p :], 1e3)]
         )
-        C = np.linalg.inv(J + np.diag(prior**-2.0))
+        C = np.linalg.inv(J + Ti.T @ np.diag(prior**-2.0) @ Ti)
         chunks = list(self.step._curator._records.scores(exact.mode.theta))
         scores = np.concatenate([c.observed for c in chunks])
         rows = [np.concatenate(r) for r in zip(*(c.rows for c in chunks), strict=True)]
+        one = Preconditioner(
+            np.eye(shape.p),
+            tuple(np.ones(r) for _, r in shape.tables),
+            tuple(shape.parts(law.R)[1:]),
+        )
+        scores = one.applied(scores, rows, shape)
         places = np.hstack(
             [
                 np.broadcast_to(np.arange(shape.p), (len(scores), shape.p)),
@@ -165,16 +177,19 @@ class Experiment:
                 bias = np.bincount(places.ravel(), lost.ravel(), shape.n)
                 S = np.diag(np.full(shape.n, sd**2))
                 S[: shape.p, : shape.p] = sd**2 * back.T @ back
-                off = np.einsum("ij,ij->i", C @ S, C) + (C @ bias) ** 2
+                off, sure = (
+                    np.einsum("ij,jk,ik->i", Ti, x, Ti)
+                    for x in (C @ S @ C + np.outer(C @ bias, C @ bias), C)
+                )
                 cost = sum(float(np.mean(part / c)) for part, c in zip(
-                    (off[: shape.p], off[shape.p :]), (np.diag(C)[: shape.p], np.diag(C)[shape.p :]), strict=True))  # fmt: skip
+                    (off[: shape.p], off[shape.p :]), (sure[: shape.p], sure[shape.p :]), strict=True))  # fmt: skip
                 if cost < best[0]:
                     best = cost, S, bias
         _, S, bias = best
         blocks = [S[None, : shape.p, : shape.p]]
         blocks += [np.tile(S[-1, -1] * np.eye(r), (g, 1, 1)) for g, r in shape.tables]
         seen = law.beta - bias + np.linalg.cholesky(S) @ rng.normal(size=shape.n)
-        released = GroupLaw(law.centre, seen, law.J, blocks)
+        released = GroupLaw(law.centre, seen, law.J, blocks, law.R)
         model.put(released.centre, released.k, released.K)
         model.mode()
         return model.sample(DRAWS, 1, 1)

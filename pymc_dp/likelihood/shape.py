@@ -36,10 +36,11 @@ class Shape(NamedTuple):
         ]
 
     def parts(self, psi: Vector) -> list[Vector]:
-        """φ, and tables of shape (groups, columns)."""
+        """φ, and tables of shape (groups, columns), of a vector of length n or of a matrix with so many rows."""
         parts, start = [psi[: self.p]], self.p
         for groups, columns in self.tables:
-            parts.append(psi[start : start + groups * columns].reshape(groups, columns))
+            own = psi[start : start + groups * columns]
+            parts.append(own.reshape(groups, columns, *psi.shape[1:]))
             start += groups * columns
         return parts
 

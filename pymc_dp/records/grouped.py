@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pymc_dp.likelihood.shape import Shape
 from pymc_dp.likelihood.simulated import Scores
@@ -20,33 +21,42 @@ from pymc_dp.records.queries import Units, UnitTerms, Vector, expected, finite_s
 
 @dataclass(frozen=True, eq=False)
 class Preconditioner:
-    r"""Coordinates of a unit's numbers: a matrix for φ, and a scale for each column of each table.
+    r"""Coordinates of a unit's numbers: a matrix for φ, a scale for each column of each table, and what rows explain of φ's score.
 
     Parameters
     ----------
     V : ndarray, shape (p, p)
-        Scores in φ are :math:`V^\top x_i`.
+        Scores in φ are :math:`V^\top (x_i - R_k^\top a_i)`.
     scales : tuple of ndarray, shape (columns,)
         Scores in rows are multiplied by these.
+    R : tuple of ndarray, shape (groups, columns, p)
+        Of every table: what the score in a row is thought to tell of that in φ. They are released numbers, and a unit's
+        efficient score is a function of these and of its own records.
     of_common : float
         Information of φ in any direction of these coordinates, as it was known when they were chosen.
     """
 
     V: Vector
     scales: tuple[Vector, ...]
+    R: tuple[Vector, ...]
     of_common: float = math.inf
 
-    def of_units(self, uses: Sequence[int]) -> Vector:
-        """W of shape (q, q): a unit's score z becomes z W."""
-        p, scales = len(self.V), [self.scales[k] for k in uses]
-        W = np.diag(np.concatenate([np.ones(p), *scales]))
-        W[:p, :p] = self.V
-        return W
+    def applied(self, scores: Vector, rows: Sequence[NDArray[np.int64]], shape: Shape) -> Vector:
+        """Scores of units, shape (..., units, q), in these coordinates."""
+        p = shape.p
+        z = np.array(scores, np.float64)
+        for k, row, columns in zip(shape.uses, rows, shape.columns, strict=True):
+            z[..., :p] -= np.einsum("...nr,nrp->...np", z[..., columns], self.R[k][row])
+            z[..., columns] *= self.scales[k]
+        z[..., :p] = z[..., :p] @ self.V
+        return z
 
 
 @dataclass(frozen=True, eq=False)
 class GroupScore:
-    r"""Clipped score :math:`z = T\,(V^\top x_i,\ s\, a_i)`, less what the model expects of it: as :class:`~pymc_dp.records.queries.Score`.
+    r"""Clipped score :math:`z = T\,(V^\top (x_i - R_k^\top a_i),\ s\, a_i)`, less what the model expects of it.
+
+    What is expected is as of :class:`~pymc_dp.records.queries.Score`. With rows' part taken off, noise in rows is none in φ.
 
     It is asked at a place θ at which the model is not right yet, if only as groups are not known: residuals are as much larger, and of a
     normal outcome's σ that makes too much. What two places θ, θ' expect of each other's scores, without what changes its sign if they
@@ -92,14 +102,17 @@ class GroupScore:
         """See :class:`~pymc_dp.records.queries.Query`."""
         _of_all(units)
         shape = self.shape
-        W = self.tempering * self.preconditioner.of_units(shape.uses)
         for of in records.scores(self.theta, self.other):
-            values = of.observed @ W
+
+            def applied(scores: Vector, of: Scores = of) -> Vector:
+                return self.tempering * self.preconditioner.applied(scores, of.rows, shape)
+
+            values = applied(of.observed)
             if self.bound < math.inf:
-                z = finite_scores(of.simulated @ W)
+                z = finite_scores(applied(of.simulated))
                 values = clip(values, self.bound) - expected(z, of, self.bound, wholly=True)
                 if of.elsewhere is not None and of.shifted is not None:
-                    there = finite_scores(of.elsewhere @ W)
+                    there = finite_scores(applied(of.elsewhere))
                     values = values - self._of_distance(z, there, of.weights, of.shifted)
             common = np.broadcast_to(np.arange(shape.p), (len(values), shape.p))
             rows = shape.places(of.rows, [r for _, r in shape.tables], shape.p)
@@ -128,9 +141,9 @@ class _Products:
     def _products(self, records: UnitTerms, units: Units | None) -> Iterator[tuple[Scores, Vector]]:
         r""":math:`E[z z^\top]` / T of chunks of units, shape (units, q, q)."""
         _of_all(units)
-        W = self.tempering * self.preconditioner.of_units(self.shape.uses)
         for of in records.scores(self.theta):
-            z = finite_scores(of.simulated @ W)
+            z = self.preconditioner.applied(of.simulated, of.rows, self.shape)
+            z = finite_scores(self.tempering * z)
             left, right = z.transpose(1, 2, 0), z.transpose(1, 0, 2)
             yield of, (left * (of.weights / self.tempering).T[:, None, :]) @ right
 
@@ -211,30 +224,91 @@ class GroupInformation(_Products):
 
 
 @dataclass(frozen=True, eq=False)
-class TableInformation(_Products):
-    """The same of the rows' numbers of all uses together, whichever rows they are: what couples rows.
+class SharedInformation(_Products):
+    r"""The same of φ's numbers and of all rows' together, whichever rows they are, times features of these.
+
+    Every number of a row's part is taken times each of m released numbers of its own. So it tells what couples tables, and
+    sums over rows of what couples each with φ, without the noise that there is in each.
 
     Parameters
     ----------
     theta, preconditioner, shape, tempering
         As in :class:`GroupScore`.
+    features : tuple of ndarray, shape (groups, columns, m)
+        Of every table.
 
     Notes
     -----
     Positive semidefinite, so that no two units' terms have a negative inner product.
     """
 
+    features: tuple[Vector, ...] = ()
+
     @property
     def dimension(self) -> int:
         """How many numbers there are."""
-        r = self.shape.q - self.shape.p
+        r = self.shape.p + sum(math.prod(self.features[k].shape[1:]) for k in self.shape.uses)
         return r * (r + 1) // 2
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.Query`."""
-        p = self.shape.p
-        for _, K in self._products(records, units):
-            yield as_vectors(K[:, p:, p:])
+        shape, p = self.shape, self.shape.p
+        for of, K in self._products(records, units):
+            parts = [np.broadcast_to(np.eye(shape.q, p), (len(K), shape.q, p))]
+            for k, rows, columns in zip(shape.uses, of.rows, shape.columns, strict=True):
+                own = np.eye(shape.q)[:, columns]
+                W = own[None, :, :, None] * self.features[k][rows][:, None]
+                parts.append(W.reshape(len(K), shape.q, -1))
+            W = np.concatenate(parts, axis=2)
+            yield as_vectors(np.swapaxes(W, 1, 2) @ K @ W)
+
+
+@dataclass(frozen=True, eq=False)
+class Coupling:
+    r"""Squared correlations of a unit's scores in φ with those in the rows that it uses: :math:`E[a x]^2 / (E[a^2] E[x^2])`.
+
+    Of a scale and a mean they are 0, whatever the covariates are: outcomes alone decide. Where these are drawn, two different ones
+    are multiplied, so that chance adds nothing on average.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (d,)
+    shape : Shape
+
+    Notes
+    -----
+    Shape (columns of all tables, p), as a vector; of the rows of one table that a unit uses, the mean. All of these are between -1 and 1, so
+    that a term is no longer than the root of their number.
+    """
+
+    theta: Vector
+    shape: Shape
+    about = "curvature"
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers there are."""
+        return sum(r for _, r in self.shape.tables) * self.shape.p
+
+    def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
+        """See :class:`~pymc_dp.records.queries.Query`."""
+        _of_all(units)
+        shape, p = self.shape, self.shape.p
+        for of in records.scores(self.theta):
+            z = finite_scores(of.simulated)
+            weights = of.weights[:, :, None]
+            squares = np.sum(weights * z**2, axis=0)
+            parts = [np.zeros((len(squares), r, p)) for _, r in shape.tables]
+            for k, columns in zip(shape.uses, shape.columns, strict=True):
+                a, x = z[..., columns, None], z[..., None, :p]
+                both = np.einsum("on,onrp->nrp", of.weights, a * x) ** 2
+                each = squares[:, columns, None] * squares[:, None, :p]
+                if not of.exact:
+                    own = np.einsum("on,onrp->nrp", of.weights**2, (a * x) ** 2)
+                    both = (both - own) / (1 - 1 / len(z))
+                c = np.divide(both, each, out=np.zeros_like(both), where=each > 0)
+                parts[k] += np.clip(c, -1.0, 1.0) / shape.uses.count(k)
+            yield np.concatenate([x.reshape(len(x), -1) for x in parts], axis=1)
 
 
 def _of_all(units: Units | None) -> None:

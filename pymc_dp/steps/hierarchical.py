@@ -109,9 +109,9 @@ class HierarchicalFamily:
 
 
 def _lost(why: Exception) -> Diagnostics:
-    said = f": {why}" if isinstance(why, SearchLost) else ""
+    said = why if isinstance(why, SearchLost) else "next to nothing was learnt"
     text = (
-        f"The private search for groups did not arrive{said}. The draws are the prior's, and what was not spent "
+        f"The private search for groups did not arrive: {said}. The draws are the prior's, and what was not spent "
         "is not charged. It takes more records, a larger `epsilon`, or priors that say more."
     )
     return Diagnostics(family="hierarchical", prior_dominated=("all",), notes=(Note("lost", text),))

@@ -10,6 +10,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.likelihood.shape import Shape
+from pymc_dp.linalg import as_matrix
 from pymc_dp.privacy.clipping import RESOLUTION, Sparse, add_clipped, clipped_sum
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
@@ -17,10 +18,11 @@ from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.curator import Curator
 from pymc_dp.records.grouped import (
+    Coupling,
     GroupInformation,
     GroupScore,
     Preconditioner,
-    TableInformation,
+    SharedInformation,
 )
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.sums import LocalRecords
@@ -123,7 +125,15 @@ def some_theta(kind):
 def some_frame(kind):
     rng, cut = np.random.default_rng(3), compiled(kind).cut
     V = np.eye(cut.p) + 0.2 * rng.normal(size=(cut.p, cut.p))
-    return Preconditioner(V, tuple(0.5 + rng.random(r) for _, r in cut.shapes))
+    R = tuple(0.3 * rng.normal(size=(m, r, cut.p)) for m, r in cut.shapes)
+    return Preconditioner(V, tuple(0.5 + rng.random(r) for _, r in cut.shapes), R)
+
+
+def plain_frame(shape):
+    """Scores as they are."""
+    tables = shape.tables
+    R = tuple(np.zeros((m, r, shape.p)) for m, r in tables)
+    return Preconditioner(np.eye(shape.p), tuple(np.ones(r) for _, r in tables), R)
 
 
 def dense(terms, dimension):
@@ -192,9 +202,8 @@ def test_units_of_several_records_are_not_cut():
 @pytest.mark.parametrize("kind", CUT)
 def test_derivatives_are_those_of_the_whole_likelihood(kind):
     """By the chain rule, with ψ's own derivatives taken numerically."""
-    theta, step, p = some_theta(kind), 1e-5, compiled(kind).cut.p
-    plain = Preconditioner(np.eye(p), tuple(np.ones(r) for _, r in compiled(kind).cut.shapes))
-    of = GroupScore(theta, plain, shape_of(kind))
+    theta, step = some_theta(kind), 1e-5
+    of = GroupScore(theta, plain_frame(shape_of(kind)), shape_of(kind))
     local = dense(of.terms(records_of(kind)), of.dimension)
 
     def flat(at):
@@ -214,7 +223,13 @@ def query(kind, part, bound=np.inf):
         return GroupScore(*settings, bound)
     if part == "scores from two places":
         return GroupScore(*settings, bound, other=settings[0] + 0.5)
-    return {"information": GroupInformation, "tables": TableInformation}[part](*settings)
+    if part == "coupling":
+        return Coupling(settings[0], settings[2])
+    if part == "shared":
+        rng = np.random.default_rng(9)
+        features = tuple(rng.normal(size=(m, r, 3)) for m, r in settings[2].tables)
+        return SharedInformation(*settings, features=features)
+    return GroupInformation(*settings)
 
 
 @pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "alone", "pairs", "games"])
@@ -224,7 +239,10 @@ def test_information_is_what_outcomes_are_expected_to_tell(kind):
     scores = query(kind, "scores")
     places = np.concatenate([c.places for c in scores.terms(records)])
     z = np.concatenate([np.asarray(c.observed) for c in records.scores(of.theta)])
-    z = z @ of.preconditioner.of_units(of.shape.uses)
+    rows = [
+        np.concatenate(r) for r in zip(*(c.rows for c in records.scores(of.theta)), strict=True)
+    ]
+    z = of.preconditioner.applied(z, rows, of.shape)
     y = data()[3]
     chance = np.exp(records.likelihood(of.theta))  # of what was observed
     slopes = z / np.where(y == 1, 1 - chance, chance - 1)[:, None]
@@ -244,13 +262,49 @@ def test_information_is_what_outcomes_are_expected_to_tell(kind):
             start += r
 
 
-def test_tables_information_is_of_all_rows_together():
-    of, records = query("crossed", "tables"), records_of("crossed")
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "games"])
+def test_shared_information_is_of_all_rows_times_features(kind):
+    """What a row couples with φ, times the row's features and summed over all of them, is there, too."""
+    of, records, p = query(kind, "shared"), records_of(kind), compiled(kind).cut.p
     (packed,) = (c.sum(axis=0) for c in of.terms(records))
-    _, rows, _ = (inner := query("crossed", "information")).matrices(
-        dense(inner.terms(records), inner.dimension).sum(axis=0)
-    )
-    np.testing.assert_allclose(packed[[0, 2]], [blocks.sum() for blocks in rows])
+    widths = [r * 3 for r in (of.shape.tables[k][1] for k in of.shape.uses)]
+    shared, starts = as_matrix(packed, p + sum(widths)), p + np.cumsum([0, *widths])
+    inner = query(kind, "information")
+    common, _, cross = inner.matrices(dense(inner.terms(records), inner.dimension).sum(axis=0))
+    np.testing.assert_allclose(shared[:p, :p], common)
+    for k, (between, f) in enumerate(zip(cross, of.features, strict=True)):
+        expected = np.einsum("grp,grm->prm", between, f).reshape(p, -1)
+        uses = [
+            slice(a, b)
+            for a, b, u in zip(starts, starts[1:], of.shape.uses, strict=False)
+            if u == k
+        ]
+        np.testing.assert_allclose(sum(shared[:p, x] for x in uses), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["centred", "crossed"])
+def test_a_covariate_and_its_group_are_coupled_wholly(kind):
+    """Both scores of a Bernoulli outcome are slopes of one linear predictor."""
+    of = Coupling(some_theta(kind), shape_of(kind))
+    (total,) = (c.sum(axis=0) for c in of.terms(records_of(kind)))
+    np.testing.assert_allclose(total, N)
+
+
+def test_a_scale_and_a_mean_are_not_coupled():
+    """Their scores' product has mean 0; where outcomes are drawn, chance adds nothing on average."""
+    rng, n = np.random.default_rng(3), 3000
+    with pm.Model() as model:
+        a, b = pm.Normal("a", shape=5), pm.Normal("b")
+        eta = a[pm.Data("K", rng.integers(5, size=n))] + b * pm.Data("X", rng.normal(size=n))
+        pm.Normal("y", eta, pm.HalfNormal("sigma"), observed=pm.Data("Y", rng.normal(size=n)))
+    of = dp.compile(model, unit=0, compile_kwargs=FAST)
+    records = LocalRecords(of, local=True, words=WORDS)
+    query = Coupling(of.parameters.start, of.cut.shape)
+    seen = np.concatenate(list(query.terms(records)))
+    mean, se = seen.mean(axis=0), seen.std(axis=0) / np.sqrt(n)
+    scale, slope = np.argsort(mean)
+    assert abs(mean[scale]) < 3 * se[scale]
+    assert mean[slope] > 0.5  # of eight outcomes, heavy tails take a part
 
 
 @pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs"])
@@ -286,7 +340,9 @@ def test_places_that_repeat_or_are_none_add_nothing(places):
 
 
 @pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs"])
-@pytest.mark.parametrize("part", ["scores", "scores from two places", "information", "tables"])
+@pytest.mark.parametrize(
+    "part", ["scores", "scores from two places", "information", "shared", "coupling"]
+)
 def test_sensitivity(kind, part):
     """Whatever one record is replaced by, group included, the integer sum moves by κ R at most, and by √κ R that of an acute query."""
     of, records = query(kind, part, 0.02), records_of(kind)
@@ -316,7 +372,7 @@ def test_scores_at_draws_are_unbiased_of_a_scale_too():
         pm.Normal("y", a[k], sigma, observed=pm.Data("Y", np.zeros(n)))
     of = dp.compile(model, compile_kwargs=FAST)
     records, shape = LocalRecords(of, local=True, words=WORDS), Shape(1, ((groups, 1),), (0,))
-    plain = Preconditioner(np.eye(1), (np.ones(1),))
+    plain = plain_frame(shape)
     outcome = next(leaf for leaf in of.roles.record_data if leaf.name == "Y")
 
     def place():
@@ -346,6 +402,10 @@ def some_structured(rng, positive=True):
     return Structured(blocks, U, half @ half.T if positive else half + half.T)
 
 
+def some_shear(rng):
+    return np.vstack([np.zeros((2, 2)), rng.normal(size=(12, 2))])
+
+
 def test_structured_matrices_are_the_dense_ones():
     rng = np.random.default_rng(4)
     A, B = some_structured(rng), some_structured(rng, positive=False)
@@ -354,17 +414,22 @@ def test_structured_matrices_are_the_dense_ones():
     np.testing.assert_allclose(A.diagonal, np.diag(A.dense))
     S = Structured(A.blocks, A.U * 0, A.M).dense
     np.testing.assert_allclose(B.between(A.blocks).dense, S @ B.dense @ S)
+    R = some_shear(rng)
+    T = np.eye(14) + R @ np.eye(14)[:2]
+    np.testing.assert_allclose(B.sheared(R).dense, T.T @ B.dense @ T)
+    np.testing.assert_allclose(A.spread(R), np.diag(T @ A.dense @ T.T))
 
 
 def test_information_of_a_law():
     rng = np.random.default_rng(5)
     J = some_structured(rng)
     S = [np.tile(np.diag(rng.random(b.shape[1]) + 0.1), (len(b), 1, 1)) for b in J.blocks]
-    law = GroupLaw(np.zeros(14), rng.normal(size=14), J, S)
+    law = GroupLaw(np.zeros(14), rng.normal(size=14), J, S, some_shear(rng))
+    T = np.eye(14) + law.R @ np.eye(14)[:2]
     noise = Structured(S, J.U * 0, J.M).dense
     kept = J.dense @ np.linalg.inv(J.dense + noise)
-    np.testing.assert_allclose(law.K.dense, kept @ J.dense, atol=1e-10)
-    np.testing.assert_allclose(law.k, kept @ law.beta, atol=1e-10)
+    np.testing.assert_allclose(law.K.dense, T.T @ kept @ J.dense @ T, atol=1e-10)
+    np.testing.assert_allclose(law.k, T.T @ kept @ law.beta, atol=1e-10)
 
 
 def test_shifts_of_a_law_are_how_far_noise_moves_the_mean():
@@ -376,7 +441,7 @@ def test_shifts_of_a_law_are_how_far_noise_moves_the_mean():
     truths = sds[:, None] * rng.normal(size=(14, 4000))
     exact = J.dense @ truths + np.linalg.cholesky(J.dense) @ rng.normal(size=(14, 4000))
     seen = exact + np.linalg.cholesky(noise) @ rng.normal(size=(14, 4000))
-    law = GroupLaw(np.zeros(14), seen[:, 0], J, S)
+    law = GroupLaw(np.zeros(14), seen[:, 0], J, S, np.zeros((14, 2)))
     prior = np.diag(sds**-2.0)
     P, Q = np.linalg.inv(J.dense + prior), np.linalg.inv(law.K.dense + prior)
     kept = J.dense @ np.linalg.inv(J.dense + noise)
@@ -396,7 +461,7 @@ def test_shrinkage_is_better_than_what_was_seen_and_knows_how_good_it_is():
     assert 0.6 < np.mean((got - t) ** 2) / variance.mean() < 1.6
     x = t * rng.normal(0.3, 0.4, 400)
     seen = x + 15 * rng.normal(size=400)
-    got, variance = shrunk_ratios(seen, t, 15.0, Z)
+    got, variance, *_ = shrunk_ratios(seen, t, 15.0, Z, 1.0)
     assert np.mean((got - x) ** 2) < 0.8 * np.mean((seen - x) ** 2)
     assert 0.7 < np.mean((got - x) ** 2) / variance.mean() < 1.4
 
@@ -408,8 +473,8 @@ def test_what_noise_hides_is_not_taken_for_known():
         t = np.exp(rng.normal(3, 0.8, 100))
         sizes, unsure = shrunk_positive(t + 15 * rng.normal(size=100), 15.0, np.ones((100, 1)))
         x = t * rng.normal(0.5, 0.3, 100)
-        got, variance = shrunk_ratios(
-            x + 40 * rng.normal(size=100), sizes, 40.0, np.ones((100, 1)), unsure
+        got, variance, *_ = shrunk_ratios(
+            x + 40 * rng.normal(size=100), sizes, 40.0, np.ones((100, 1)), 1.0, unsure
         )
         ratios.append(np.mean((got - x) ** 2) / variance.mean())
     assert 0.7 < np.mean(ratios) < 1.4
@@ -643,9 +708,10 @@ def test_queries_are_functions_of_releases_only(monkeypatch):
             return answer
 
         def sum(self, of, bound, share):
-            key = (
-                type(of).__name__, bound, share, of.theta.tobytes(), of.preconditioner.V.tobytes(),
-            )  # fmt: skip
+            key = (type(of).__name__, bound, share, of.theta.tobytes())
+            if hasattr(of, "preconditioner"):
+                key += tuple(x.tobytes() for x in (of.preconditioner.V, *of.preconditioner.R))
+            key += tuple(x.tobytes() for x in getattr(of, "features", ()))
             return self._answer(key, lambda: self._measure.sum(of, bound, share))
 
         def histogram(self, of, share, bins_per_octave=2):
@@ -693,7 +759,7 @@ def test_a_query_that_leads_nowhere_returns_the_prior(monkeypatch, caplog):
     with grouped_model(k, X, y):
         step = dp.DPSurrogate(draws=10, chains=1, epsilon=1.0, compile_kwargs=FAST)
 
-    def lost(self, information):
+    def lost(self, information, last):
         raise SearchLost("evaluation 1 led nowhere")
 
     monkeypatch.setattr(fit._Run, "_think", lost)

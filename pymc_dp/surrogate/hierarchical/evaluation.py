@@ -11,17 +11,19 @@ from pymc_dp.likelihood.shape import Shape
 from pymc_dp.linalg import Vector, as_matrix
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.grouped import (
+    Coupling,
     GroupInformation,
     GroupScore,
     Preconditioner,
-    TableInformation,
+    SharedInformation,
 )
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Query
 from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, SHORTEST, Tail, number_beyond
 
-_OF_TABLES = 0.1
-"""Of the information's share, the part for what couples tables: a few numbers."""
+_OF_SHARED = 0.3
+"""Of the information's share, the part for what all rows have in common: a few numbers, which say how covariates hang together with effects. With .1, .3 and .5
+the slope of 160 schools' pupils is 3.3, 3.3 and 3.3 exact sds off at ε = 3, and 21, 21 and 24 at ε = 1."""
 _OF_CLIPPED = 0.5
 """Part of what a bound of scores clips that may be biased: centring takes off the rest as far as the model is right."""
 
@@ -37,8 +39,10 @@ class Curvature(NamedTuple):
     common : ndarray, shape (p, p)
     rows : list of ndarray, shape (groups, r, r)
     cross : list of ndarray, shape (groups, r, p)
-    tables : ndarray, shape (q - p, q - p)
-        Of all columns of the rows that a unit uses, summed over rows.
+    shared : ndarray
+        Of φ and of all columns of the rows that a unit uses, times features of the rows.
+    features : tuple of ndarray, shape (groups, columns, m)
+        Of every table, a constant first.
     sd : dict
         The noise's standard deviation, of each of these; on the diagonal, and √½ of it elsewhere, of
         symmetric ones.
@@ -49,7 +53,8 @@ class Curvature(NamedTuple):
     common: Vector
     rows: list[Vector]
     cross: list[Vector]
-    tables: Vector
+    shared: Vector
+    features: tuple[Vector, ...]
     sd: dict[str, float]
 
 
@@ -59,8 +64,10 @@ class Slope(NamedTuple):
     Parameters
     ----------
     psi : ndarray, shape (n,)
+    R : ndarray, shape (n, p)
+        What rows' scores were taken to tell of φ's.
     gradient : ndarray, shape (n,)
-        In ψ.
+        In φ less that, and in rows.
     covariance : ndarray, shape (p, p)
         Of the noise in φ.
     variance : ndarray, shape (n - p,)
@@ -70,10 +77,18 @@ class Slope(NamedTuple):
     """
 
     psi: Vector
+    R: Vector
     gradient: Vector
     covariance: Vector
     variance: Vector
     seen: bool
+
+
+def flat(R: Sequence[Vector], shape: Shape) -> Vector:
+    """Parts of tables, shape (groups, columns, p), as a matrix of shape (n, p)."""
+    return np.concatenate(
+        [np.zeros((shape.p, shape.p)), *(r.reshape(r.shape[0] * r.shape[1], shape.p) for r in R)]
+    )
 
 
 class Evaluator:
@@ -93,25 +108,40 @@ class Evaluator:
     def __init__(self, measure: Measurements, shape: Shape, n_units: float, tempering: float):
         self.measure, self.shape, self._n, self._tempering = measure, shape, n_units, tempering
 
+    def coupling(self, theta: Vector, share: float) -> list[Vector]:
+        """How nearly scores in φ and in rows are one and the same, root mean square, between 0 and 1, shape (columns, p) of every table."""
+        p = self.shape.p
+        of = Coupling(theta, self.shape)
+        if not of.dimension:
+            return [np.zeros((r, p)) for _, r in self.shape.tables]
+        released, sd = self.measure.sum(of, math.sqrt(of.dimension), share)
+        seen = np.sqrt(np.clip(np.maximum(released, sd) / self._n, 0.0, 1.0))
+        starts = np.cumsum([0, *(r * p for _, r in self.shape.tables)])
+        return [
+            seen[a:b].reshape(r, p)
+            for a, b, (_, r) in zip(starts, starts[1:], self.shape.tables, strict=False)
+        ]
+
     def curvature(
         self, theta: Vector, psi: Vector, preconditioner: Preconditioner, counts: float, share: float, beyond: float,
+        features: tuple[Vector, ...],
     ) -> Curvature:  # fmt: skip
         """Information at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`."""
-        p, uses = self.shape.p, self.shape.uses
-        of = GroupInformation(theta, preconditioner, self.shape, tempering=self._tempering)
-        many = len(uses) > 1
-        for_tables = _OF_TABLES * share if many else 0.0
-        released, sd = self._sum(of, counts, share - for_tables, beyond)
+        shape, T = self.shape, self._tempering
+        of = GroupInformation(theta, preconditioner, shape, tempering=T)
+        for_shared = _OF_SHARED * share
+        bound, *_ = self._bound(of, counts, share - for_shared, beyond)
+        released, sd = self.measure.sum(of, bound, share - for_shared)
         common, rows, cross = of.matrices(released)
-        between, sd_tables = np.zeros((0, 0)), math.nan
-        if many:
-            whole = TableInformation(theta, preconditioner, self.shape, tempering=self._tempering)
-            packed, sd_tables = self._sum(whole, counts, for_tables, beyond)
-            between = as_matrix(packed, self.shape.q - p)
+        whole = SharedInformation(theta, preconditioner, shape, tempering=T, features=features)
+        longer = max(float(np.mean(np.sum(f**2, axis=2))) for f in features)
+        packed, sd_shared = self.measure.sum(whole, longer * bound, for_shared)
+        widths = [math.prod(features[k].shape[1:]) for k in shape.uses]
+        shared = as_matrix(packed, shape.p + sum(widths))
         sds = {
-            "common": sd / math.sqrt(len(uses)), "rows": sd, "cross": sd / math.sqrt(2), "tables": sd_tables,
+            "common": sd / math.sqrt(len(shape.uses)), "rows": sd, "cross": sd / math.sqrt(2), "shared": sd_shared,
         }  # fmt: skip
-        return Curvature(psi, preconditioner, common, rows, cross, between, sds)
+        return Curvature(psi, preconditioner, common, rows, cross, shared, features, sds)
 
     def slope(
         self, theta: Vector, psi: Vector, preconditioner: Preconditioner, counts: float, share: float, beyond: float,
@@ -140,15 +170,12 @@ class Evaluator:
         rows = [t / s for t, s in zip(tables, scales, strict=True)]
         return Slope(
             psi,
+            flat(preconditioner.R, self.shape),
             np.concatenate([back.T @ common, *map(np.ravel, rows)]),
             sd**2 * back.T @ back,
             np.concatenate([np.ravel((x / s) ** 2) for x, s in zip(of_rows, scales, strict=True)]),
             sizes.seen,
         )
-
-    def _sum(self, of: Query, counts: float, share: float, beyond: float) -> tuple[Vector, float]:
-        bound, *_ = self._bound(of, counts, share, beyond)
-        return self.measure.sum(of, bound, share)
 
     def _bound(
         self, of: Query, counts: float, share: float, beyond: float

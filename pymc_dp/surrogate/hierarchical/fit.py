@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.linalg import Vector
+from pymc_dp.linalg import Vector, inverse_root
 from pymc_dp.records.grouped import Preconditioner
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.surrogate.hierarchical.draws import LawModel, Mode
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Evaluator, Slope
-from pymc_dp.surrogate.hierarchical.law import GroupLaw, Information, informed, pooled
+from pymc_dp.surrogate.hierarchical.information import Information, informed
+from pymc_dp.surrogate.hierarchical.law import GroupLaw, diagonal_blocks, pooled
+from pymc_dp.surrogate.hierarchical.seen import features_of
+from pymc_dp.surrogate.hierarchical.structured import Structured
 
 
 class SearchLost(Exception):
@@ -55,6 +58,8 @@ class GroupSettings:
     counts: float = 0.02
     """A histogram's noise, per bin, as a part of the units, at most; unless that takes a fifth of a query. Without, 3,000 records at ε = 1
     are not seen in the first ones, and bounds come out as nothing."""
+    features: tuple[float, ...] = (1.0, 0.5, 0.5)
+    """Scales of what numbers of rows are taken times: a constant, and what has a variance of 1."""
     beyond: float = 12.0
     """So many times √n z units are longer than a bound of scores, n numbers in ψ and z the noise's sd in the sum / sensitivity. With 6
     bounds are longer, and effects' errors a tenth larger."""
@@ -145,7 +150,9 @@ class _Run:
         self.root_n = math.sqrt(n)
         sds = model.common_sds
         self.preconditioner = Preconditioner(
-            np.diag(sds), tuple(np.ones(r) for _, r in shape.tables)
+            np.diag(sds),
+            tuple(np.ones(r) for _, r in shape.tables),
+            tuple(np.zeros((g, r, shape.p)) for g, r in shape.tables),
         )
         self.prior = np.concatenate([sds, self.mode.prior_sds[shape.p :]])
         self.curvatures: list[Curvature] = []
@@ -153,25 +160,35 @@ class _Run:
         self.n_evaluations = 0
         self.held_back = np.zeros(len(self.mode.theta))
         self.beyond_noise, self.surprise = math.inf, math.inf
+        self.coupled = [np.ones((r, shape.p)) for _, r in shape.tables]
         self.rng = np.random.default_rng(0)  # public: where to evaluate
-        self.variances = np.minimum(self.prior**2, 1e6)
+        widths = np.minimum(self.prior**2, 1e6)
+        none = Structured(
+            [np.zeros((k, r, r)) for k, r in ((1, shape.p), *shape.tables)],
+            np.zeros((shape.n, 0)),
+            np.zeros((0, 0)),
+        )
+        self.covariance = none.plus(diagonal_blocks(none, widths))
 
     def all(self, on_progress: Callable[[str], None]) -> GroupPosterior:
         """Evaluate from afar, and then from nearby."""
         s, moved = SETTINGS, math.inf
+        self.coupled = self.evaluator.coupling(self.mode.theta, self.far / 2)
         for k in range(s.far_most):
             if k >= 2 and (
                 moved <= s.arrived * self.root_n or self.measure.spent > s.all_from_afar
             ):
                 break
             self.curvatures, self.slopes = [], []
-            moved = self.evaluate(self.far, s.beyond_afar)
+            moved = self.evaluate(self.far, s.beyond_afar, False)
             on_progress(f"query {self.n_evaluations} from afar")
+            if self.drowned:
+                self.far *= 2
         self.curvatures, self.slopes = [], []
         left = 1 - self.measure.spent
         for k, part in enumerate(s.near):
             last = k + 1 == len(s.near)
-            self.evaluate(1 - self.measure.spent if last else part * left, s.beyond)
+            self.evaluate(1 - self.measure.spent if last else part * left, s.beyond, last=last)
             on_progress(f"query {self.n_evaluations}")
         if not self.slopes[-1].seen:
             raise SearchLost(
@@ -183,7 +200,7 @@ class _Run:
             self.law, self.mode, self.law.privacy_shifts(self.prior), self.n_evaluations
         )
 
-    def evaluate(self, share: float, beyond: float) -> float:
+    def evaluate(self, share: float, beyond: float, near: bool = True, last: bool = False) -> float:
         """Evaluate where ψ may be, and think again: how far that has moved, in sds.
 
         ψ is drawn: at the mode groups would be less spread than they are, and what all records share would be
@@ -195,51 +212,64 @@ class _Run:
         s, shape, before = SETTINGS, self.shape, self.measure.spent
         counts = max(s.sizes * share, min(self.counts, share / 5))
         here, elsewhere, other = (theta + self.held_back for theta in self.model.drawn(self.rng, 3))
-        psi = self.model.psi_at(here)
+        psi, there = self.model.psi_at(here), self.model.psi_at(elsewhere)
+        features = [
+            features_of(at, mean) * s.features
+            for at, mean in zip(*(shape.parts(x)[1:] for x in (there, self.mode.psi)), strict=True)
+        ]
         self.curvatures.append(
             self.evaluator.curvature(
                 elsewhere,
-                self.model.psi_at(elsewhere),
+                there,
                 self.preconditioner,
                 counts,
                 s.information * share,
                 s.beyond_information,
+                tuple(features),
             )
         )
-        information = informed(self.curvatures, shape)
-        information = information._replace(V=self._within_prior(information.V))
-        preconditioner = self._balanced(information)
+        information = informed(
+            self.curvatures, shape, self.mode.psi, self.covariance.diagonal, self.coupled
+        )
+        information = information._replace(V=self._white(information))
+        preconditioner = self._balanced(information, near)
         rest = share - (self.measure.spent - before) - counts
         rows = [np.maximum(x, 0.0) for x in shape.parts(information.J.diagonal)[1:]]
         parts = [x / np.maximum(x.sum(axis=0), 1e-300) for x in rows]
         self.slopes.append(
             self.evaluator.slope(here, psi, preconditioner, counts, rest, beyond, other, parts)
         )
-        self.preconditioner = preconditioner
+        self.preconditioner, self.drowned = preconditioner, information.drowned
         self.n_evaluations += 1
-        return self._think(information)
+        return self._think(information, last)
 
-    def _within_prior(self, V: Vector) -> Vector:
-        """Coordinates of φ that are nowhere wider than the prior: where noise has hidden all information they would be."""
-        sds = self.model.common_sds[:, None]
-        left, sizes, right = np.linalg.svd(V / sds)
-        return np.asarray(sds * ((left * np.minimum(sizes, 1.0)) @ right))
+    def _white(self, information: Information) -> Vector:
+        """Coordinates of φ in which its posterior would have variances of 1, without noise.
+
+        With what rows' prior leaves of what they tell, that is: they alone do not tell of what is the same in all of a group.
+        """
+        J, V = information.J.sheared(information.R), information.preconditioner.V
+        known = J.plus(diagonal_blocks(J, self.prior**-2.0)).inverse.own_blocks[0][0]
+        return np.asarray(V @ inverse_root(V.T @ np.linalg.inv(known) @ V))
 
     def _per_unit(self, information: Information) -> list[Vector]:
         """Information of a record about the entries of its row, on average."""
         rows = self.shape.parts(information.J.diagonal)[1:]
         return [np.maximum(r.sum(axis=0) / self.n, 1e-12) for r in rows]
 
-    def _balanced(self, information: Information) -> Preconditioner:
+    def _balanced(self, information: Information, near: bool) -> Preconditioner:
         """Scales that divide noise among φ and tables, so that variances relative to posteriors' add up least.
 
         A part with scores of length q and posterior variance c gets noise of variance proportional to
         q / √c. Lengths are root mean squares, which information tells of. In them a unit's score is about 1/√n long,
         as sizes are read on the way to a bound.
         """
-        V, J, p = information.V, information.J, self.shape.p
+        V, p = information.V, self.shape.p
+        J = information.J.sheared(information.R - information.Q)
         of_common = (
-            math.sqrt(max(float(np.trace(V.T @ J.blocks[0][0] @ V)), 0.0) / self.n) if p else 0.0
+            math.sqrt(max(float(np.trace(V.T @ J.own_blocks[0][0] @ V)), 0.0) / self.n)
+            if p
+            else 0.0
         )
         of_columns = [np.sqrt(w) for w in self._per_unit(information)]
         rows = self.shape.parts(J.diagonal)[1:]
@@ -252,30 +282,33 @@ class _Run:
         total = self.n * (of_common + sum(float(q @ np.sqrt(c)) for q, c in lengths))
         scales = tuple(1 / np.sqrt(q / np.sqrt(c) * total) for q, c in lengths)
         part = of_common * total or 1.0
-        return Preconditioner(V / math.sqrt(part), scales, 1 / part)
+        R = tuple(near * r for r in self.shape.parts(information.Q)[1:])
+        return Preconditioner(V / math.sqrt(part), scales, R, 1 / part)
 
-    def _think(self, information: Information) -> float:
+    def _think(self, information: Information, last: bool) -> float:
         """The law of all evaluations that count, and its mode, as far away as it may be trusted: how far that is."""
         s, shape, n = SETTINGS, self.shape, self.n
         before = self.mode.theta + self.held_back
         psi = self.model.psi_at(before)
         mode, prior = psi, self.prior
-        variances = uncertain = self.variances
+        covariance = uncertain = self.covariance
         for _ in range(s.guesses):
-            law = pooled(self.slopes, information, shape, n, psi, mode, variances)
+            law = pooled(self.slopes, information, shape, n, psi, mode, covariance, last)
             self.model.put(law.centre, law.k, law.K)
             self.mode = self.model.mode()
             prior = np.concatenate([prior[: shape.p], self.mode.prior_sds[shape.p :]])
-            mode, variances = self.mode.psi, law.variances(prior)
-        self.law, self.prior, self.variances = law, prior, variances
+            mode, covariance = self.mode.psi, law.covariance(prior)
+        self.law, self.prior, self.covariance = law, prior, covariance
         step = self.mode.psi - psi
+        step += law.R @ step[: shape.p]
+        variances = uncertain.spread(law.R) + covariance.spread(law.R)
         moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
         if not moved < s.nowhere * self.root_n:
             raise SearchLost(f"query {self.n_evaluations} led nowhere")
         part = min(1.0, s.trust * self.root_n / max(moved, 1e-300))
         self.held_back = (self.mode.theta - before) * (part - 1)
-        noise = float(law.J.diagonal @ (uncertain + variances))
+        noise = float(law.J.diagonal @ variances)
         self.beyond_noise = math.sqrt(max(moved**2 - _OF_NOISE * noise, 0.0))
-        of_common = step[: shape.p] ** 2 / (uncertain + variances)[: shape.p]
+        of_common = step[: shape.p] ** 2 / variances[: shape.p]
         self.surprise = math.sqrt(float(of_common.mean())) if shape.p else 0.0
         return moved

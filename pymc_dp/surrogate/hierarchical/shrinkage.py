@@ -1,5 +1,7 @@
 """What noisy numbers of many groups say of each: empirical Bayes, with the noise known."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pymc_dp.linalg import Vector
@@ -10,8 +12,8 @@ _PLAIN = 5.0
 quadrature are too coarse there."""
 _EXTREME = 0.2
 """What is expected of a group is no further from the mean of all than this factor."""
-_CANDIDATES = np.geomspace(1e-3, 10.0, 60)
-"""Spreads of ratios, in units of their common size. Any is as likely as any other, per unit and not per factor: where
+_CANDIDATES = np.geomspace(1e-3, 1.0, 40)
+"""Spreads of ratios, in units of the most that is possible. Any is as likely as any other, per unit and not per factor: where
 noise hides the spread, most of these would be next to none."""
 
 
@@ -46,9 +48,43 @@ def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
     return mean * (overall / mean.mean()), plain * sd * sd + (1 - plain) * second
 
 
+class Sums(NamedTuple):
+    r"""Sums of the numbers of all groups, seen with noise of their own: :math:`\text{seen} = F^\top x + \text{noise}`.
+
+    Parameters
+    ----------
+    F : ndarray, shape (groups, m)
+    seen, variances : ndarray, shape (m,)
+    """
+
+    F: Vector
+    seen: Vector
+    variances: Vector
+
+
+class Ratios(NamedTuple):
+    """Posterior means and variances of numbers, shape (groups,), and how they hang together with what they depend on.
+
+    Parameters
+    ----------
+    mean, variance : ndarray, shape (groups,)
+    noise : ndarray, shape (groups,)
+        Covariance of the mean with the noise.
+    slope, unsure : ndarray, shape (groups,)
+        Change of what is not known yet of a number along the contrast, and its standard deviation, in all groups one and the same.
+    """
+
+    mean: Vector
+    variance: Vector
+    noise: Vector
+    slope: Vector
+    unsure: Vector
+
+
 def shrunk_ratios(
-    x: Vector, t: Vector, sd: float, Z: Vector, unsure: Vector | float = 0.0
-) -> tuple[Vector, Vector]:
+    x: Vector, t: Vector, sd: float, Z: Vector, most: float, unsure: Vector | float = 0.0,
+    sums: Sums | None = None, contrast: Vector | None = None, less: float = 1.0,
+) -> Ratios:  # fmt: skip
     r"""Numbers :math:`x_k = t_k \rho_k` that were seen with noise: posterior means and variances.
 
     Under :math:`\rho_k \sim \mathcal N(z_k^\top \gamma, V)`, averaged over V as far as it is likely: moments would
@@ -62,25 +98,70 @@ def shrunk_ratios(
     sd : float
         Standard deviation of the noise in each.
     Z : ndarray, shape (groups, k)
-        What ratios may depend on.
+        What ratios may depend on, 1 first, the other columns with mean 0 and variance 1.
+    most : float
+        Root mean square of ratios, at most.
     unsure : ndarray, shape (groups,), optional
         Variances of the sizes: what is expected of a number is as unsure as the size that it is expected of.
+    sums : Sums, optional
+        Seen beside the numbers. Noise of many groups adds up in sums of these, and is none in what was summed before.
+    contrast : ndarray, shape (k,), optional
+        Of γ, whose effect is wanted.
+    less : float, optional
+        Prior precision of the second coefficient, beside that of the others.
     """
-    noise, unit = sd * sd, float(np.sqrt(np.mean(t**2)))
-    spreads = (_CANDIDATES * max(np.abs(x).mean() / unit, sd / unit)) ** 2
-    found = []
-    for V in spreads:
-        total = t**2 * V + noise + 1e-300
-        X = Z * (t / total)[:, None]
-        C = np.linalg.pinv(X.T @ (Z * t[:, None]), hermitian=True)
-        ratio = Z @ (C @ (X.T @ x))
-        common, kept = t * ratio, noise / total  # what noise leaves of what is expected
-        fit = -float((np.log(total) + (x - common) ** 2 / total).sum()) / 2
-        doubt = t**2 * np.einsum("ki,ij,kj->k", Z, C, Z) + ratio**2 * unsure
-        found.append((fit, x + kept * (common - x), t**2 * V * kept + kept**2 * doubt))
-    fits = np.array([fit for fit, _, _ in found])
+    groups, k = Z.shape
+    F, noise = (np.zeros((groups, 0)) if sums is None else sums.F), sd * sd + 1e-300
+    of_sums = np.zeros((0, 0)) if sums is None else np.diag(sums.variances)
+    h = np.zeros(k) if contrast is None else contrast
+    ridge, found = np.ones(k), []
+    ridge[1:2] = less
+    # What was seen of both, and its noise: (1 - F G Fᵀ) times what it is in each.
+    G = np.linalg.inv(F.T @ F + of_sums / noise) if F.shape[1] else of_sums
+    if sums is not None:
+        x = x + F @ (G @ (sums.seen - F.T @ x))
+    for V in (_CANDIDATES * most) ** 2:
+        ridge[0] = V / most**2
+        total = t**2 * V + noise
+        kept = noise / total  # what noise leaves of what is expected
+        left = np.asarray(of_sums, np.float64)
+        if F.shape[1]:
+            left = np.asarray(np.linalg.inv(of_sums / noise + (F * (1 - kept)[:, None]).T @ F))
+
+        def weighted(v: Vector, kept: Vector = kept, left: Vector = left) -> Vector:
+            """By the inverse of the covariance, times the noise."""
+            own = v * (kept if v.ndim == 1 else kept[:, None])
+            return own + (F * kept[:, None]) @ (left @ (F.T @ own))
+
+        X = Z * t[:, None]
+        C = np.linalg.inv(X.T @ weighted(X) / noise + np.diag(ridge / V))
+        gamma = C @ (X.T @ weighted(x)) / noise
+        common = X @ gamma
+        off = weighted(x - common)
+        fit = (
+            -float(np.log(total).sum() + (x - common) @ off / noise + gamma @ (ridge * gamma) / V)
+            / 2
+        )
+        fit += (
+            np.linalg.slogdet(left)[1] + np.linalg.slogdet(C)[1] + float(np.log(ridge / V).sum())
+        ) / 2
+        doubt = np.einsum("ki,ij,kj->k", X, C, X) + (Z @ gamma) ** 2 * unsure
+        slope = kept * t
+        found.append((
+            fit, x - off + F @ (G @ (F.T @ off)), t**2 * V * kept + kept**2 * doubt,
+            float(h @ gamma) * slope, float(h @ C @ h) * slope**2, noise * (1 - kept),
+        ))  # fmt: skip
+    fits = np.array([fit for fit, *_ in found])
     weights = _CANDIDATES * np.exp(fits - fits.max())
     weights /= weights.sum()
-    means, variances = (np.array([one[k] for one in found]) for k in (1, 2))
-    mean = weights @ means
-    return mean, weights @ (variances + (means - mean) ** 2)
+    means, variances, slopes, doubts, noises = (
+        np.array([one[k] for one in found]) for k in range(1, 6)
+    )
+    mean, slope = weights @ means, weights @ slopes
+    return Ratios(
+        mean,
+        weights @ (variances + (means - mean) ** 2),
+        weights @ noises,
+        slope,
+        np.sqrt(weights @ (doubts + (slopes - slope) ** 2)),
+    )

@@ -72,6 +72,23 @@ class Structured:
         own = [s @ b @ s for s, b in zip(blocks, self.blocks, strict=True)]
         return Structured(own, S.of_blocks(self.U), self.M)
 
+    def sheared(self, R: Vector) -> "Structured":
+        r""":math:`T^\top \text{self}\, T` for :math:`T(\varphi, \alpha) = (\varphi, \alpha + R\varphi)`, R of shape (d, p) with nothing in φ's rows."""
+        d, p = R.shape
+        P, BR, low, k = np.eye(d, p), self.of_blocks(R), self.U.copy(), len(self.M)
+        low[:p] += R.T @ self.U
+        M = np.zeros((k + 2 * p,) * 2)
+        M[:k, :k], M[k : k + p, k : k + p] = self.M, R.T @ BR
+        M[k : k + p, k + p :] = M[k + p :, k : k + p] = np.eye(p)
+        return Structured(self.blocks, np.hstack([low, P, BR]), M)
+
+    def spread(self, R: Vector) -> Vector:
+        """The diagonal of T self Tᵀ, shape (d,): variances of what :meth:`sheared` is information of."""
+        common = self @ np.eye(*R.shape)
+        own = common[: R.shape[1]]
+        of_both = 2 * np.einsum("dp,dp->d", R, common) + np.einsum("dp,pq,dq->d", R, own, R)
+        return np.asarray(self.diagonal + of_both)
+
     def combined(self, other: "Structured") -> "Structured":
         """The sum of both."""
         k, both = len(self.M), len(self.M) + len(other.M)
