@@ -339,7 +339,7 @@ them. All parameters, hyperparameters included, are drawn from the prior: mean ~
 N(0, 0.5²). Coverage is of the truth in 90 % intervals, δ = 0.1 / n, substitute-one neighbours. The standard error of one
 parameter's coverage is 0.11 with 8 replications, 0.15 with 4. *Error*: root mean square of the posterior mean's distance from
 that of the same run with next to no noise (z = 0.02), in its standard deviations. *One release's*: the same after one Gaussian release of the whole
-budget at that mode, with all information known, and the best of 40 bounds and scales. Data sets on which that run is lost are left out. CPU seconds are of queries and {DRAWS}
+budget at that mode, of efficient scores, with all information known, and the best of 40 bounds and scales. Data sets on which that run is lost are left out. CPU seconds are of queries and {DRAWS}
 draws by NUTS (and 500 to tune it), compiling NUTS included, on one core. Settings were chosen on other seeds.
 
 `python benchmarks/groups.py`

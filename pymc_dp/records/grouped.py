@@ -41,6 +41,11 @@ class Preconditioner:
     R: tuple[Vector, ...]
     of_common: float = math.inf
 
+    def of_rows(self, shape: Shape) -> Vector:
+        """Scales of all numbers of all rows, shape (n - p,)."""
+        tables = zip(self.scales, shape.tables, strict=True)
+        return np.concatenate([np.tile(scales, groups) for scales, (groups, _) in tables])
+
     def applied(self, scores: Vector, rows: Sequence[NDArray[np.int64]], shape: Shape) -> Vector:
         """Scores of units, shape (..., units, q), in these coordinates."""
         p = shape.p

@@ -30,7 +30,8 @@ from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups, law_model
 from pymc_dp.surrogate.hierarchical import fit
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.law import GroupLaw
-from pymc_dp.surrogate.hierarchical.shrinkage import shrunk_positive, shrunk_ratios
+from pymc_dp.surrogate.hierarchical.seen import features_of
+from pymc_dp.surrogate.hierarchical.shrinkage import Sums, shrunk_positive, shrunk_ratios
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
 from ..marks import slow_but
@@ -478,6 +479,47 @@ def test_what_noise_hides_is_not_taken_for_known():
         )
         ratios.append(np.mean((got - x) ** 2) / variance.mean())
     assert 0.7 < np.mean(ratios) < 1.4
+
+
+def test_what_is_not_known_of_covariates_goes_with_effects_as_far_as_is_said():
+    """Of covariates' means that have a slope in effects which are known with noise: what is left of both, multiplied and summed."""
+    rng, groups, found = np.random.default_rng(11), 300, []
+    for _ in range(60):
+        t, effects = np.exp(rng.normal(3, 0.5, groups)), rng.normal(size=groups)
+        believed = (
+            effects + rng.normal(size=groups)
+        ) / 2  # a posterior mean, with a variance of 1/2
+        at = believed + rng.normal(size=groups) / np.sqrt(2)
+        x = t * (0.4 * effects + 0.3 * rng.normal(size=groups))
+        F = features_of(at[:, None], believed[:, None])[:, 0]
+        sums = Sums(F, F.T @ x + 20 * rng.normal(size=3), np.full(3, 400.0))
+        contrast = np.array([0, 1, -1]) / [1, believed.std(), (at - believed).std()]
+        less = 1 + 0.5 / believed.var()
+        seen = x + 15 * rng.normal(size=groups)
+        got = shrunk_ratios(seen, t, 15.0, F, 1.0, 0.0, sums, contrast, less)
+        left = (x - got.mean) @ (effects - believed)
+        found.append((left, got.slope.sum() / 2, got.unsure.sum() / 2))
+    left, said, unsure = np.array(found).T
+    off = left - said
+    se = off.std() / np.sqrt(len(off))
+    assert left.mean() > 5 * se
+    # The slope's prior, under which there is none, takes a part.
+    assert abs(off.mean()) < 0.25 * left.mean() + 3 * se
+    assert unsure.mean() > 0.5 * np.std(said)
+
+
+def test_sums_that_were_seen_beside_the_numbers_are_made_use_of():
+    """As the exact posterior has them: of a normal law of numbers, their noise and the noise of their sums."""
+    rng, groups = np.random.default_rng(12), 50
+    t, F = np.exp(rng.normal(3, 0.3, groups)), rng.normal(size=(groups, 2))
+    x = t * rng.normal(0.5, 0.3, groups)
+    seen, sums = x + 30 * rng.normal(size=groups), Sums(F, F.T @ x + rng.normal(size=2), np.ones(2))
+    with_sums, without = (
+        shrunk_ratios(seen, t, 30.0, np.ones((groups, 1)), 1.0, 0.0, s).mean for s in (sums, None)
+    )
+    off, were = (np.abs(F.T @ (got - x)) for got in (with_sums, without))
+    assert (off < 4).all()
+    assert (were > 10 * off).any()
 
 
 def test_sizes_add_up_to_what_was_seen():

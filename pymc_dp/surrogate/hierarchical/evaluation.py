@@ -22,8 +22,8 @@ from pymc_dp.records.queries import Query
 from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, SHORTEST, Tail, number_beyond
 
 _OF_SHARED = 0.3
-"""Of the information's share, the part for what all rows have in common: a few numbers, which say how covariates hang together with effects. With .1, .3 and .5
-the slope of 160 schools' pupils is 3.3, 3.3 and 3.3 exact sds off at ε = 3, and 21, 21 and 24 at ε = 1."""
+"""Of the information's share, the part for what all rows have in common: a few numbers, which say how covariates hang together with effects. In a draft
+of this, .1, .3 and .5 made no difference at ε = 3, of 160 schools' pupils, and .1 and .5 none at ε = 1 that 12 runs show."""
 _OF_CLIPPED = 0.5
 """Part of what a bound of scores clips that may be biased: centring takes off the rest as far as the model is right."""
 
@@ -116,11 +116,8 @@ class Evaluator:
             return [np.zeros((r, p)) for _, r in self.shape.tables]
         released, sd = self.measure.sum(of, math.sqrt(of.dimension), share)
         seen = np.sqrt(np.clip(np.maximum(released, sd) / self._n, 0.0, 1.0))
-        starts = np.cumsum([0, *(r * p for _, r in self.shape.tables)])
-        return [
-            seen[a:b].reshape(r, p)
-            for a, b, (_, r) in zip(starts, starts[1:], self.shape.tables, strict=False)
-        ]
+        ends = np.cumsum([r * p for _, r in self.shape.tables])
+        return [x.reshape(-1, p) for x in np.split(seen, ends[:-1])]
 
     def curvature(
         self, theta: Vector, psi: Vector, preconditioner: Preconditioner, counts: float, share: float, beyond: float,

@@ -68,9 +68,6 @@ class Seen(NamedTuple):
             first = [where[n][:: o.features[k].shape[2]] for n, k in ((i, a), (j, b))]
             x = o.shared[np.ix_(*first)] * np.outer(ratios[a], ratios[b])
             between[a, b] = between.get((a, b), 0.0) + (x if a != b else x + x.T)
-        s = np.concatenate(
-            [np.tile(x, g) for x, (g, _) in zip(last.scales, shape.tables, strict=True)]
-        )
         return cls(
             shape.parts(o.psi)[1:],
             o.features,
@@ -90,7 +87,7 @@ class Seen(NamedTuple):
             sums,
             [sd["shared"] * math.sqrt(shape.uses.count(k) / 2) * np.outer(y, lengths) for k, y in enumerate(ratios)],
             between,
-            (flat(was.R, shape)[p:] @ last.V) / s[:, None],
+            (flat(was.R, shape)[p:] @ last.V) / last.of_rows(shape)[:, None],
         )  # fmt: skip
 
 
