@@ -97,7 +97,7 @@ class CompiledModel:
         return f"CompiledModel({self.parameters.d} parameters; unit: {self.roles.unit})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_graph", "cut")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_graph", "read", "cut")}
 
     @property
     def d(self) -> int:
@@ -169,18 +169,21 @@ class CompiledModel:
                 return None
 
     @cached_property
+    def read(self) -> Cut | None:
+        """What all records together read of θ; None if that cannot be cut off."""
+        return find_cut(self._graph)
+
+    @cached_property
     def cut(self) -> Cut | None:
         """What every record sees of θ, if it is a row of each of some tables; None if it is not.
 
         Or if a unit has several records, which may see several rows.
         """
-        cut = find_cut(self._graph) if self.roles.unit_of_record is None else None
+        cut = self.read
+        if cut is None or not cut.tables or self.roles.unit_of_record is not None:
+            return None
         try:
-            return (
-                cut
-                if cut is None
-                else with_slopes_in_tables(cut, self.likelihood, self.parameters.start)
-            )
+            return with_slopes_in_tables(cut, self.likelihood, self.parameters.start)
         except UnsupportedModelError:  # without derivatives: whoever asks for them is told
             return cut
 

@@ -111,7 +111,7 @@ def find_cut(graph: RecordGraph) -> Cut | None:
     Returns
     -------
     Cut or None
-        None if there is no table, or if a table is used in another way too.
+        None if a table is used in another way too.
     """
     rows = set(graph.rows)
     log_likelihood = _terms_apart(graph.log_likelihood, graph.theta, rows)
@@ -140,8 +140,6 @@ def find_cut(graph: RecordGraph) -> Cut | None:
         else:
             stand_ins[gathered] = gathered.type()
             tables.append(Table([index], [source], [[stand_ins[gathered]]], groups, columns))
-    if not tables:
-        return None
     tables = _paired(tables)
     rest, *values = clone_replace([log_likelihood, *graph.values], stand_ins, rebuild_strict=False)
     sources = _common(rest, graph.theta, values, rows | set(stand_ins.values()))
@@ -377,6 +375,9 @@ def _common(
     ]
     edge = list(dict.fromkeys(v for v in used if v in of_theta and v not in rowwise))
     behind = {v: [x for x in free if x in set(ancestors([v]))] for v in edge}
+    first_of = {v: xs[0] if len(xs) == 1 and _no_longer(xs, [v]) else v for v, xs in behind.items()}
+    edge = list(dict.fromkeys(first_of[v] for v in edge))
+    behind |= {x: [x] for x in edge if x not in behind}
     parts: list[Variable] = []
     while edge:  # those that share free variables are cut together
         together, values = [edge.pop()], set()
@@ -386,7 +387,10 @@ def _common(
             edge = [v for v in edge if v not in joined]
             values.update(*(behind[v] for v in joined))
         first = [x for x in free if x in values]
-        numbers = all(None not in v.type.shape and v.dtype == "float64" for v in together)
-        early = not numbers or sum(map(_size, first)) <= sum(map(_size, together))
-        parts += first if early else together
+        parts += first if _no_longer(first, together) else together
     return parts
+
+
+def _no_longer(first: list[Variable], then: list[Variable]) -> bool:
+    numbers = all(None not in v.type.shape and v.dtype == "float64" for v in then)
+    return not numbers or sum(map(_size, first)) <= sum(map(_size, then))

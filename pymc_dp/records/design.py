@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.reading import Reading
 from pymc_dp.likelihood.simulated import SECRET_WORDS, SimulatedScores
 from pymc_dp.linalg import Vector
 from pymc_dp.records.queries import finite_scores
@@ -28,25 +29,22 @@ class PublicDesign:
         Of records without outcomes.
     n_units : int
         How many there are; public, as their covariates are.
-    start : ndarray
-        θ where PyMC starts.
-    read : ndarray of int64
-        Which entries of θ are asked about; the others do not matter.
+    reading : Reading, optional
+        What is asked about of θ. Default: all of it.
     """
 
     simulated: SimulatedScores
     n_units: int
-    start: Vector
-    read: NDArray[np.int64]
+    reading: Reading | None = None
 
     @property
     def is_exact(self) -> bool:
         """Whether all values of an outcome are taken, each with its probability, and none is drawn."""
         return self.simulated.is_exact
 
-    def of_part(self, read: NDArray[np.int64]) -> "PublicDesign":
-        """The same about some entries of θ."""
-        return replace(self, read=read)
+    def of_part(self, reading: Reading) -> "PublicDesign":
+        """The same about what the likelihood reads of θ."""
+        return replace(self, reading=reading)
 
     def scores(
         self, theta: Vector, places: Sequence[Vector], stream: int, draws: int
@@ -70,15 +68,14 @@ class PublicDesign:
             One that is not finite is 0.
         """
         words = np.array([stream, *[0] * (SECRET_WORDS - 1)], np.uint64)
-        whole = [self._whole(place) for place in places]
-        for weights, scores in self.simulated.elsewhere(self._whole(theta), whole, words, draws):
+        if self.reading is not None:
+            theta, at = self.reading.place(theta).theta, [self.reading.place(p) for p in places]
+            places = [place.theta for place in at]
+        for weights, scores in self.simulated.elsewhere(theta, places, words, draws):
             weights = np.where(np.isfinite(weights), weights, 0.0)
-            yield weights, [finite_scores(z[:, :, self.read]) for z in scores]
-
-    def _whole(self, part: Vector) -> Vector:
-        theta = self.start.copy()
-        theta[self.read] = part
-        return theta
+            if self.reading is not None:
+                scores = [z @ place.inverse for z, place in zip(scores, at, strict=True)]
+            yield weights, [finite_scores(z) for z in scores]
 
 
 def public_design(
@@ -100,6 +97,6 @@ def public_design(
         return None
     rows = [leaf.values for leaf in leaves] if data is None else data
     rows = [np.zeros_like(x) if leaf.outcome else x for x, leaf in zip(rows, leaves, strict=True)]
-    without, start = compiled.likelihood.of_data(rows), compiled.parameters.start
+    without = compiled.likelihood.of_data(rows)
     simulated = simulated.of(without, compiled.gradients.of(without))
-    return PublicDesign(simulated, without.n_units, start, np.arange(len(start)))
+    return PublicDesign(simulated, without.n_units)

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.diagnostics import Diagnostics, Note
+from pymc_dp.likelihood.compilation import compiling
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.cut import Cut
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import LogPrior
 from pymc_dp.likelihood.simulated import CANNOT_BE_DRAWN
@@ -18,15 +20,18 @@ from pymc_dp.records.design import PublicDesign, public_design
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
 from pymc_dp.steps.polynomial import PolynomialFamily
+from pymc_dp.surrogate.normal.conditional import ConditionalLaw
 from pymc_dp.surrogate.normal.design import bend, expected_shifts, fit_design
 from pymc_dp.surrogate.normal.diagnosis import diagnose
 from pymc_dp.surrogate.normal.draws import draw, draw_normal
 from pymc_dp.surrogate.normal.fit import fit_normal
 from pymc_dp.surrogate.normal.law import Law, Posterior, posterior_of
 from pymc_dp.surrogate.normal.model import NormalSurrogate
-from pymc_dp.surrogate.normal.read_part import ReadPart, read_part
+from pymc_dp.surrogate.normal.read_part import Entries, ReadPart, read_part
 from pymc_dp.surrogate.polynomial.switch import curvature
 
+_SEED = 1
+"""Of the draws: they are computed from released numbers, and anybody may do it again."""
 MOST_CURVED = 3
 """Parameters up to which a polynomial is better than a normal law where that is off."""
 _ENOUGH = 0.5
@@ -99,9 +104,17 @@ class NormalFamily:
     def _part(self) -> ReadPart | None:
         return read_part(self._compiled)
 
+    @cached_property
+    def _conditional(self) -> ConditionalLaw | None:
+        """What draws, if the likelihood reads other numbers than entries of θ."""
+        if self._part is None or not isinstance(self._part.of, Cut):
+            return None
+        with compiling():
+            return ConditionalLaw(self._compiled, self._part)
+
     def last_sum(self, mu: float, n_units: int | None) -> tuple[int, float] | None:
         """See :class:`~pymc_dp.steps.family.Family`."""
-        d = self._compiled.d if self._part is None else len(self._part.read)
+        d = self.d
         if self._units_known and self._compiled.roles.public_design:
             return (d, _BEFORE_OF_DESIGN) if d <= _MOST_LAST else None
         share = _BEFORE + (_BEFORE_OF_NOISE * d / (mu**2 * n_units) if n_units else _BEFORE_UNKNOWN)
@@ -110,7 +123,12 @@ class NormalFamily:
     @cached_property
     def _design(self) -> PublicDesign | None:
         whole = public_design(self._compiled, self._rows) if self._units_known else None
-        return whole if whole is None or self._part is None else whole.of_part(self._part.read)
+        return whole if whole is None or self._part is None else whole.of_part(self._part.reading)
+
+    @property
+    def d(self) -> int:
+        """How many numbers the likelihood reads."""
+        return self._compiled.d if self._part is None else len(self._part.labels)
 
     @property
     def read(self) -> ParameterSpace | ReadPart:
@@ -126,11 +144,11 @@ class NormalFamily:
         """Of what the likelihood reads, and its initial point."""
         if self._part is None:
             return self._compiled.log_public, self._compiled.parameters.start
-        return self._part.prior, self._part.start[self._part.read]
+        return self._part.prior, self._part.reading.start
 
     def compile(self) -> None:
         """See :class:`~pymc_dp.steps.family.Family`."""
-        _ = self._part, self._design
+        _ = self._part, self._design, self._conditional
 
     def expected_shifts(self, noise: float) -> tuple[float, float] | None:
         """At the initial point: see :func:`~pymc_dp.surrogate.normal.design.expected_shifts`; None without a public design."""
@@ -171,28 +189,40 @@ class NormalFamily:
 
     def of_law(self, law: Law, draws: int, chains: int) -> Drawn:
         """Draws of a law that is released already, times the prior. Asks nothing."""
-        of_read = law if self._part is None else self._part.of(law)
+        of = None if self._part is None else self._part.of
+        of_read = of.of(law) if isinstance(of, Entries) else law
         found = NormalSurrogate.known(posterior_of(of_read, self._prior[0], of_read.centre))
         return self._drawn(found, draws, chains)
 
     def _drawn(
         self, found: NormalSurrogate, draws: int, chains: int, notes: tuple[Note, ...] = ()
     ) -> Drawn:
-        compiled, part = self._compiled, self._part
-        self.surrogate = surrogate = found if part is None else part.whole(found)
-        law = surrogate.posterior.law.to_json(compiled.parameters.labels)
+        compiled, of = self._compiled, None if self._part is None else self._part.of
 
         def judged(*more: Note) -> Diagnostics:
             said = self.diagnosed(found)
             return replace(said, notes=(*said.notes, *notes, *more))
 
+        told = "compiling what was released, and drawing from it: no data are read any more"
+        if self._conditional is not None:
+            found = self._conditional.judged(found)
+            self.surrogate = found
+            at_once = Drawn(self._conditional.approximated(draws, chains, _SEED), judged())
+            self.finish = lambda: at_once._replace(diagnostics=judged(_CUT_SHORT))
+            if not found.arrived:  # the prior need not be proper
+                return at_once
+            stage(told)
+            drawn = self._conditional.sample(draws, chains, _SEED, self._nuts_sampler)
+            return at_once._replace(draws=drawn)
+        self.surrogate = surrogate = of.whole(found) if isinstance(of, Entries) else found
+        text = surrogate.posterior.law.to_json(compiled.parameters.labels)
         self.finish = lambda: Drawn(
-            draw_normal(surrogate.posterior, draws, chains), judged(_CUT_SHORT), law
+            draw_normal(surrogate.posterior, draws, chains), judged(_CUT_SHORT), text
         )
         diagnostics = judged()
-        stage("compiling what was released, and drawing from it: no data are read any more")
+        stage(told)
         drawn = draw(surrogate, compiled.log_public, draws, chains, self._nuts_sampler)
-        return Drawn(drawn, diagnostics, law)
+        return Drawn(drawn, diagnostics, text)
 
 
 class _Curved(Exception):
@@ -206,6 +236,11 @@ class AutomaticFamily(NormalFamily):
     (:func:`~pymc_dp.surrogate.polynomial.switch.curvature`). If that stands out of its noise, the rest of the budget goes to a
     polynomial. A search that does not arrive soon is taken for one along a curve, too.
     """
+
+    @cached_property
+    def _part(self) -> ReadPart | None:
+        # A polynomial is of θ, and has any smooth shape.
+        return read_part(self._compiled, entries_only=True)
 
     def compile(self) -> None:
         """See :class:`~pymc_dp.steps.family.Family`."""

@@ -183,16 +183,16 @@ class DPSurrogate(PrivateStep):
                     "that the likelihood reads as `a[group]`, and this is not one. Leave `family` out."
                 )
             return HierarchicalFamily(*settings)
-        if d * (d + 1) > MAX_DIMENSION:
+        few = name == "auto" and d <= MOST_CURVED
+        family = (AutomaticFamily if few else NormalFamily)(*settings, units_known)
+        if family.d * (family.d + 1) > MAX_DIMENSION:
             raise UnsupportedModelError(
                 f"A normal surrogate needs the information in all {d} parameters, and these are too many for it. If they are of "
                 "groups, write `pm.Normal('a', mu, tau, dims='group')`, read as `a[group]`, one array for each effect; if "
                 "there is one for each person, see `pymc_dp.integrate_out`. `step=pymc_dp.DPHMC` takes any number of them, "
                 "but needs very many records for each."
             )
-        if name == "auto" and d <= MOST_CURVED:
-            return AutomaticFamily(*settings, units_known)
-        return NormalFamily(*settings, units_known)
+        return family
 
     def _check_pure(self, name: FamilyName, few: bool) -> None:
         """Refuse what there is no way to at δ = 0, or, unless few numbers are asked, what noise would drown.

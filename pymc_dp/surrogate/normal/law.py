@@ -136,6 +136,8 @@ class Posterior:
         P = J + Λ: what the precision would be without noise.
     prior : ndarray, shape (d, d)
         Λ, of the prior, at the mode.
+    prior_variances : ndarray, shape (d,), optional
+        What is learnt of an entry is told beside. Default: those of Λ.
     """
 
     law: Law
@@ -143,6 +145,7 @@ class Posterior:
     precision: Vector
     exact: Vector
     prior: Vector
+    prior_variances: Vector | None = None
 
     @cached_property
     def covariance(self) -> Vector:
@@ -169,7 +172,9 @@ class Posterior:
     @property
     def of_prior(self) -> Vector:
         """Variance of every parameter over the prior's, shape (d,): near 1 nothing was learnt of it."""
-        prior = np.diag(np.linalg.inv(floored(self.prior, 1e-12)))
+        prior = self.prior_variances
+        if prior is None:
+            prior = np.diag(np.linalg.inv(floored(self.prior, 1e-12)))
         return np.asarray(np.diag(self.covariance) / prior)
 
     @property

@@ -7,21 +7,24 @@ bound as τ and u go to 0 together, and a search falls down that funnel. Draws a
 prior.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 from numpy.typing import NDArray
 
 from pymc_dp.compat import ancestors
 from pymc_dp.likelihood.compiled import CompiledModel
+from pymc_dp.likelihood.cut import Cut
+from pymc_dp.likelihood.reading import Place, Reading
 from pymc_dp.likelihood.simulated import Scores
-from pymc_dp.linalg import Vector
+from pymc_dp.linalg import Vector, floored
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
-from pymc_dp.records.queries import Query, Units, UnitTerms, sizes
+from pymc_dp.records.queries import Query, Root, Units, UnitTerms, sizes
 from pymc_dp.surrogate.normal.law import Law, Posterior
 from pymc_dp.surrogate.normal.model import NormalSurrogate
 from pymc_dp.unconstrained import unconstrained
@@ -29,55 +32,50 @@ from pymc_dp.unconstrained import unconstrained
 _PRIOR_DRAWS = 4000
 _TAIL = 0.01
 """Draws of a prior beyond these quantiles count as these: a heavy tail has no covariance."""
+_WIDEST = 3.5
+"""Standard deviations that the furthest of so many normal draws is away, about. What is read may have any tail, as coefficients under a horseshoe
+have one in which all lie that matter: a search must be able to go there."""
+_LEAST_APART = 1e-6
+"""Of correlations' eigenvalues: numbers of which one follows from the others have no precision together."""
+_TRIED = 8
+"""Draws of that for which a way back to θ is looked for."""
 
 
 @dataclass(frozen=True, eq=False)
 class _ReadTerms:
-    """Units' terms as functions of the part that is read."""
+    """Units' terms at a place, as of what is read there."""
 
     records: UnitTerms
-    read: NDArray[np.int64]
-    start: Vector
+    at: Place
 
     @property
     def n_units(self) -> int:
         return self.records.n_units
 
-    def whole(self, part: Vector) -> Vector:
-        theta = self.start.copy()
-        theta[self.read] = part
-        return theta
+    def gradients(self, _: Vector, units: Units | None = None) -> Iterator[Vector]:
+        for chunk in self.records.gradients(self.at.theta, units):
+            yield chunk @ self.at.inverse
 
-    def log_likelihoods(self, points: Sequence[Vector], units: Units | None = None) -> list[Vector]:
-        return self.records.log_likelihoods([self.whole(p) for p in points], units)
-
-    def gradients(self, theta: Vector, units: Units | None = None) -> Iterator[Vector]:
-        for chunk in self.records.gradients(self.whole(theta), units):
-            yield chunk[:, self.read]
-
-    def scores(self, theta: Vector) -> Iterator[Scores]:
-        for of in self.records.scores(self.whole(theta)):
-            read = of.simulated[:, :, self.read]
-            yield of._replace(observed=of.observed[:, self.read], simulated=read)
+    def scores(self, _: Vector) -> Iterator[Scores]:
+        for of in self.records.scores(self.at.theta):
+            observed, simulated = (z @ self.at.inverse for z in (of.observed, of.simulated))
+            yield of._replace(observed=observed, simulated=simulated)
 
 
 @dataclass(frozen=True, eq=False)
 class OfPart:
-    """A query about the part of θ that is read.
+    """A query about what is read of θ.
 
     Parameters
     ----------
     of : Query
-        With that part for θ.
-    read : ndarray of int64
-        Which entries of θ are.
-    start : ndarray, shape (d,)
-        The others' values, which do not matter.
+        With that for θ; of gradients or scores there.
+    at : Place
+        Where it is that.
     """
 
     of: Query
-    read: NDArray[np.int64]
-    start: Vector
+    at: Place
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -91,30 +89,34 @@ class OfPart:
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Any]:
         """See :class:`~pymc_dp.records.queries.Query`."""
-        return self.of.terms(_ReadTerms(records, self.read, self.start), units)
+        return self.of.terms(_ReadTerms(records, self.at), units)
 
     def sizes(self, records: UnitTerms) -> Iterator[Vector]:
         """See :func:`~pymc_dp.records.queries.sizes`."""
-        return sizes(self.of, _ReadTerms(records, self.read, self.start))
+        return sizes(self.of, _ReadTerms(records, self.at))
 
 
 class _MeasurementsOfPart:
-    """:class:`~pymc_dp.records.measurements.Measurements`, asked about the part of θ that is read."""
+    """:class:`~pymc_dp.records.measurements.Measurements`, asked about what is read of θ."""
 
-    def __init__(self, measure: Measurements, read: NDArray[np.int64], start: Vector):
-        self._measure, self._read, self._start = measure, read, start
+    def __init__(self, measure: Measurements, reading: Reading):
+        self._measure, self._reading = measure, reading
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._measure, name)
 
     def sum(self, of: Query, bound: float, share: float) -> tuple[Vector, float]:
-        return self._measure.sum(OfPart(of, self._read, self._start), bound, share)
+        return self._measure.sum(self._of(of), bound, share)
 
     def last_sum(self, of: Query, bound: float) -> tuple[Vector, float]:
-        return self._measure.last_sum(OfPart(of, self._read, self._start), bound)
+        return self._measure.last_sum(self._of(of), bound)
 
     def histogram(self, of: Query, share: float, bins_per_octave: int = 2) -> PrivateHistogram:
-        return self._measure.histogram(OfPart(of, self._read, self._start), share, bins_per_octave)
+        return self._measure.histogram(self._of(of), share, bins_per_octave)
+
+    def _of(self, of: Query) -> OfPart:
+        asked: Any = of.of if isinstance(of, Root) else of
+        return OfPart(of, self._reading.place(asked.theta))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,36 +147,21 @@ class NormalPrior:
 
 
 @dataclass(frozen=True, eq=False)
-class ReadPart:
-    """The entries of θ that the likelihood reads, and their prior. Public.
+class Entries:
+    """Entries of θ, if what the likelihood reads is that. Public.
 
     Parameters
     ----------
     read : ndarray of int64
     start : ndarray, shape (d,)
         θ where PyMC starts.
-    labels : list of str
-        Names of the entries that are read.
-    prior : NormalPrior
-        Of these.
     scales : ndarray, shape (d,)
         The prior's standard deviations, of all of θ.
     """
 
     read: NDArray[np.int64]
     start: Vector
-    labels: list[str]
-    prior: NormalPrior
     scales: Vector
-
-    def measurements(self, measure: Measurements) -> Measurements:
-        """`measure`, of what is read."""
-        return _MeasurementsOfPart(measure, self.read, self.start)
-
-    def largest(self, values: Vector, most: int = 3) -> str:
-        """The entries with the largest values, and these, in words."""
-        named = [f"{self.labels[k]} by {values[k]:.1f}" for k in np.argsort(-values)[:most]]
-        return ", ".join(named) + (" and others" if len(self.labels) > most else "")
 
     def of(self, law: Law) -> Law:
         """A law of θ, as one of what is read."""
@@ -209,8 +196,47 @@ class ReadPart:
         return replace(surrogate, posterior=posterior)
 
 
-def read_part(compiled: CompiledModel) -> ReadPart | None:
-    """What the likelihood reads of θ; None if that is all of it, or if the prior cannot be drawn from."""
+@dataclass(frozen=True, eq=False)
+class ReadPart:
+    """What the likelihood reads of θ, and its prior, about. Public.
+
+    Parameters
+    ----------
+    reading : Reading
+    labels : list of str
+        Names of the numbers that are read.
+    prior : NormalPrior
+        Of these.
+    of : Entries or Cut
+        What they are: entries of θ, or what the log-likelihood was cut at.
+    """
+
+    reading: Reading
+    labels: list[str]
+    prior: NormalPrior
+    of: Entries | Cut
+
+    def measurements(self, measure: Measurements) -> Measurements:
+        """`measure`, of what is read."""
+        return _MeasurementsOfPart(measure, self.reading)
+
+    def largest(self, values: Vector, most: int = 3) -> str:
+        """The numbers with the largest values, and these, in words."""
+        named = [f"{self.labels[k]} by {values[k]:.1f}" for k in np.argsort(-values)[:most]]
+        return ", ".join(named) + (" and others" if len(self.labels) > most else "")
+
+
+def read_part(compiled: CompiledModel, entries_only: bool = False) -> ReadPart | None:
+    """What the likelihood reads of θ; None if that is all of it, or if the prior cannot be drawn from.
+
+    Entries of θ, unless it reads fewer numbers that are not affine in them.
+
+    Parameters
+    ----------
+    compiled : CompiledModel
+    entries_only : bool
+        Whether nothing else is thought of.
+    """
     model, parameters = compiled.model, compiled.parameters
     seen = set(ancestors(model.observed_RVs, blockers=model.free_RVs))
     of_value = {model.rvs_to_values[rv].name: rv for rv in model.free_RVs}
@@ -218,21 +244,85 @@ def read_part(compiled: CompiledModel) -> ReadPart | None:
         np.full(int(np.prod(shape)), of_value[name] in seen)
         for name, shape in parameters.shapes.items()
     ])  # fmt: skip
-    if mask.all() or not mask.any():
+    cut = None if entries_only else compiled.read
+    numbers = None if cut is None or cut.shape.n >= mask.sum() else _curved(compiled, cut)
+    if numbers is None and (mask.all() or not mask.any()):
         return None
     draws = _prior_draws(model, list(parameters.shapes), of_value)
     if draws is None:
         return None
-    low, high = np.quantile(draws, [_TAIL, 1 - _TAIL], axis=0)
-    draws = np.clip(draws, low, high)
+    part = None if numbers is None else _of_numbers(compiled, *numbers, draws)
+    return part or (None if mask.all() else _of_entries(compiled, np.flatnonzero(mask), draws))
+
+
+def _of_entries(compiled: CompiledModel, read: NDArray[np.int64], draws: Vector) -> ReadPart | None:
+    draws = _clipped(draws)
     scales = draws.std(axis=0)
     if not (np.isfinite(draws).all() and (scales > 0).all()):
         return None
-    read = np.flatnonzero(mask)
     covariance = np.cov(draws[:, read].T).reshape(len(read), len(read))
     prior = NormalPrior(draws[:, read].mean(axis=0), np.asarray(np.linalg.inv(covariance)))
-    labels = [parameters.labels[k] for k in read]
-    return ReadPart(read, parameters.start, labels, prior, scales)
+    start, theta = compiled.parameters.start, pt.vector("theta", shape=(compiled.d,))
+    reading = Reading(theta, [theta[read]], start)
+    labels = [compiled.parameters.labels[k] for k in read]
+    return ReadPart(reading, labels, prior, Entries(read, start, scales))
+
+
+def _clipped(draws: Vector) -> Vector:
+    return np.clip(draws, *np.quantile(draws, [_TAIL, 1 - _TAIL], axis=0))
+
+
+def _curved(compiled: CompiledModel, cut: Cut) -> tuple[Cut, Reading] | None:
+    """What all records read, if it is not affine in θ: then a law of that is nearer to normal than one of θ."""
+    rng, start = np.random.default_rng(0), compiled.parameters.start
+    reading = Reading(cut.graph.theta, cut.psi, start)
+    first, second = (reading.derivative(start + rng.normal(size=len(start))) for _ in range(2))
+    return None if np.allclose(first, second, rtol=1e-9, atol=0) else (cut, reading)
+
+
+def _of_numbers(
+    compiled: CompiledModel, cut: Cut, reading: Reading, draws: Vector
+) -> ReadPart | None:
+    psi = np.array([reading(theta) for theta in draws])
+    mean = np.median(psi, axis=0)
+    sds = np.abs(psi - mean).max(axis=0) / _WIDEST
+    if not (np.isfinite(psi).all() and (sds > 0).all()):
+        return None
+    together = np.corrcoef(_clipped(psi).T).reshape(len(mean), len(mean))
+    precision = np.linalg.inv(floored(together, _LEAST_APART)) / np.outer(sds, sds)
+    rng = np.random.default_rng(0)
+    try:  # a way back is needed wherever a search may go
+        for _ in range(_TRIED):
+            if not np.isfinite(
+                reading.place(mean + sds * rng.normal(size=len(mean))).inverse
+            ).all():
+                return None
+    except np.linalg.LinAlgError:
+        return None
+    labels = _labels(
+        compiled, reading.derivative(compiled.parameters.start + rng.normal(size=compiled.d))
+    )
+    return ReadPart(reading, labels, NormalPrior(mean, precision), cut)
+
+
+def _labels(compiled: CompiledModel, slopes: Vector) -> list[str]:
+    """Names of what is read: those of entries of θ, or what they are computed from, by the derivative in these, shape (p, d)."""
+    parameters, model = compiled.parameters, compiled.model
+    of_value = {model.rvs_to_values[rv].name: rv.name for rv in model.free_RVs}
+    places = {of_value[k]: v for k, v in parameters.point(np.arange(compiled.d)).items()}
+    labels = []
+    for j, row in enumerate(slopes != 0):
+        found = {name: at[row[at]] for name, at in places.items() if row[at].any()}
+        if row.sum() == 1 and (slopes[j] == 1).any():
+            labels.append(parameters.labels[int(row.argmax())])
+            continue
+        own = [
+            parameters.labels[int(at[0])].partition("[")[2].partition("]")[0]
+            for name, at in found.items()
+            if len(at) == 1 < places[name].size
+        ]
+        labels.append(f"({', '.join(found)})[{own[0] if own else j}]")
+    return labels
 
 
 def _prior_draws(model: pm.Model, names: list[str], of_value: dict[str, Any]) -> Vector | None:
