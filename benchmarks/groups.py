@@ -38,18 +38,25 @@ N, P, DRAWS = 50_000, 3, 500
 PLAN = [
     ("intercepts", 12, 8), ("intercepts", 50, 8), ("intercepts", 200, 4), ("intercepts", 1000, 2), ("slopes", 50, 4),
     ("slopes", 200, 2), ("correlated", 50, 4), ("correlated", 200, 2), ("crossed", 50, 4), ("crossed", 200, 2),
-    ("games", 50, 4), ("games", 200, 2),
+    ("games", 50, 4), ("games", 200, 2), ("normal", 50, 4), ("normal", 200, 4), ("Poisson", 50, 4), ("Poisson", 200, 4), ("beta", 50, 4),
+    ("beta", 200, 4),
 ]  # fmt: skip
 COMMON, GROUPS, SPREADS = (
-    ("beta", "mean"), ("alpha", "slope", "other"), ("tau", "tau_2", "chol_cholesky-cov-packed__"),
+    ("beta", "mean", "width"), ("alpha", "slope", "other"), ("tau", "tau_2", "chol_cholesky-cov-packed__"),
 )  # fmt: skip
+HALF = {"Poisson": 0.5}
+"""Slopes and spreads, in parts of those of other outcomes."""
+COVERED = *GROUPS, *COMMON, "tau", "tau_2"
 SIZES, MANY = (50, 200, 1000, 5000), 200_000
 """Numbers of groups, and of records, for time and memory."""
 
 
 def drawn(rng, kind, m, n=N):
     """Parameters from the prior, and records: groups of log-normal sizes, a covariate that varies with them."""
-    truth = {"mean": rng.normal(), "tau": abs(rng.normal(0, 0.7)), "beta": rng.normal(0, 0.5, P)}
+    half = HALF.get(kind, 1)
+    truth = {
+        "mean": rng.normal(), "tau": abs(rng.normal(0, 0.7 * half)), "beta": rng.normal(0, 0.5 * half, P),
+    }  # fmt: skip
     truth["alpha"] = rng.normal(truth["mean"], truth["tau"], m)
     sizes = np.exp(rng.normal(size=m))
     k = rng.choice(m, n, p=sizes / sizes.sum())
@@ -76,14 +83,25 @@ def drawn(rng, kind, m, n=N):
         truth["alpha"] = rng.normal(0, truth["tau"], m)
         data["j"] = (k + rng.integers(1, m, n)) % m
         eta = X @ truth["beta"] + truth["mean"] + truth["alpha"][k] - truth["alpha"][data["j"]]
-    data["y"] = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(np.int64)
+    p = 1 / (1 + np.exp(-eta))
+    if kind == "normal":
+        truth["width"] = math.exp(0.5 * rng.normal())
+        data["y"] = eta + truth["width"] * rng.normal(size=n)
+    elif kind == "Poisson":
+        data["y"] = rng.poisson(np.exp(eta))
+    elif kind == "beta":
+        truth["width"] = 7 * math.exp(0.5 * rng.normal())
+        data["y"] = np.clip(rng.beta(p * truth["width"], (1 - p) * truth["width"]), 1e-4, 1 - 1e-4)
+    else:
+        data["y"] = (rng.random(n) < p).astype(np.int64)
     return truth, data
 
 
 def model_of(kind, m, data):
     with pm.Model() as model:
         at = {name: pm.Data(f"data_{name}", values) for name, values in data.items()}
-        mean, beta = pm.Normal("mean", 0, 1), pm.Normal("beta", 0, 0.5, shape=P)
+        half = HALF.get(kind, 1)
+        mean, beta = pm.Normal("mean", 0, 1), pm.Normal("beta", 0, 0.5 * half, shape=P)
         eta = at["X"] @ beta
         if kind == "correlated":
             sds = pm.HalfNormal.dist(0.7, shape=2)
@@ -94,14 +112,23 @@ def model_of(kind, m, data):
             alpha = pm.Normal("alpha", 0, pm.HalfNormal("tau", 0.7), shape=m)
             eta += mean + alpha[at["k"]] - alpha[at["j"]]
         else:
-            eta += pm.Normal("alpha", mean, pm.HalfNormal("tau", 0.7), shape=m)[at["k"]]
+            tau = pm.HalfNormal("tau", 0.7 * half)
+            eta += pm.Normal("alpha", mean, tau, shape=m)[at["k"]]
         if kind == "slopes":
             slope = pm.Normal("slope", 0, pm.HalfNormal("tau_2", 0.5), shape=m)
             eta += slope[at["k"]] * at["X"][:, 1]
         if kind == "crossed":
             other = pm.Normal("other", 0, pm.HalfNormal("tau_2", 0.7), shape=m // 2)
             eta += other[at["j"]]
-        pm.Bernoulli("outcome", logit_p=eta, observed=at["y"])
+        if kind == "normal":
+            pm.Normal("outcome", eta, pm.LogNormal("width", 0, 0.5), observed=at["y"])
+        elif kind == "Poisson":
+            pm.Poisson("outcome", pm.math.exp(eta), observed=at["y"])
+        elif kind == "beta":
+            width = pm.LogNormal("width", math.log(7), 0.5)
+            pm.Beta("outcome", mu=pm.math.sigmoid(eta), nu=width, observed=at["y"])
+        else:
+            pm.Bernoulli("outcome", logit_p=eta, observed=at["y"])
     return model
 
 
@@ -222,7 +249,7 @@ class Experiment:
             found, seconds = self.draw(z, 10 * number + 1 + k)
             covered = {}
             for name, value in truth.items():
-                value = np.log(value) if name.startswith("tau") else value
+                value = np.log(value) if name.startswith(("tau", "width")) else value
                 value = np.ravel(value)
                 low, high = np.quantile(found.draws[0][:, inside[name]], [0.05, 0.95], axis=0)
                 covered[name] = float(np.mean((low <= value) & (value <= high)))
@@ -307,7 +334,7 @@ def main():
 def row_of(kind, m, epsilon, results):
     covered = {
         name: np.mean([c[name] for c, *_ in results]) if name in results[0][0] else None
-        for name in (*GROUPS, *COMMON, *SPREADS)
+        for name in COVERED
     }
     squares = np.mean([squares for _, squares, _, _ in results], axis=0)
     usable = [found for _, _, found, _ in results if found.usable]
@@ -328,13 +355,15 @@ TITLE = "Many groups: errors, coverage and time"
 COLUMNS = [
     "model", "groups", "ε", "replications", "usable", "error: common", "groups", "spreads",
     "error / one release's: common", "groups", "spreads",
-    "covered: groups", "varying slopes", "second factor", "common slopes", "mean", "τ", "τ₂",
+    "covered: groups", "varying slopes", "second factor", "common slopes", "mean", "width", "τ", "τ₂",
     "privacy shift: common", "groups, median", "CPU s",
 ]  # fmt: skip
 TEXT = f"""
 Logistic regression on {P} covariates with varying intercepts, n = {N:,}; with varying slopes of one covariate;
 with such slopes whose effects correlate with the intercepts (LKJ prior, η = 2, of both *groups* in the table, the Cholesky matrix being the
-*spreads*); with a second, crossed factor of half as many groups; and of games, of two players each. Groups have log-normal sizes, one covariate varies with
+*spreads*); with a second, crossed factor of half as many groups; and of games, of two players each; and with intercepts and another outcome: normal,
+Poisson, or beta, with a *width* (log σ ~ N(0, 0.5²), log ν ~ N(log 7, 0.5²); of Poisson outcomes spreads and slopes are half as large, or rates
+would be up to thousands). Groups have log-normal sizes, one covariate varies with
 them. All parameters, hyperparameters included, are drawn from the prior: mean ~ N(0, 1), τ ~ HalfNormal(0.7), slopes ~
 N(0, 0.5²). Coverage is of the truth in 90 % intervals, δ = 0.1 / n, substitute-one neighbours. The standard error of one
 parameter's coverage is 0.11 with 8 replications, 0.15 with 4. *Error*: root mean square of the posterior mean's distance from

@@ -214,6 +214,10 @@ class _Run:
         s, shape, before = SETTINGS, self.shape, self.measure.spent
         counts = max(s.sizes * share, min(self.counts, share / 5))
         here, elsewhere, other = (theta + self.held_back for theta in self.model.drawn(self.rng, 3))
+        if not near:
+            # Far draws lie so far apart that what a row's information is at one says too little of it at the other: with two places, of
+            # four data sets of crossed factors with next to no noise none arrived, and of four with normal outcomes one; with one all did.
+            elsewhere = here
         psi, there = self.model.psi_at(here), self.model.psi_at(elsewhere)
         features = [
             features_of(at, mean) * s.features

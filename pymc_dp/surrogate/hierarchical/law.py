@@ -120,10 +120,14 @@ def pooled(
     known = V.T @ information.J.blocks[0][0] @ V
 
     def bent(squares: Vector, common: Vector) -> tuple[Vector, Vector]:
-        """By third derivatives: covariance in φ, variances in rows."""
-        v = squares[p:]
-        change = float(np.trace(known @ common)) / n_units
+        """By third derivatives: covariance in φ, variances in rows. How far φ is away bends rows' gradients, too, and the other way round.
+
+        Without, rows were taken for exact where φ was far off, and what they say of φ by their prior led to and fro.
+        """
+        v, by_common = squares[p:], float(np.trace(known @ common)) / n_units
+        change = by_common + float(own @ v) / n_units
         in_common = Vi.T @ (known @ common @ known * change / 4) @ Vi
+        v = v + by_common / np.maximum(per_unit, 1e-300)
         return in_common, _of_rows(per_unit * v, shape) * v * own**2 / 4
 
     def unsure(squares: Vector, common: Vector) -> tuple[Vector, Vector]:
