@@ -712,13 +712,14 @@ def test_without_noise_the_law_is_the_posterior():
     )
     family = HierarchicalFamily(compiled_, 1.0, "pymc")
     family.compile()
-    found = family.draw(measure, draws=400, chains=1)
+    found = family.draw(measure, draws=1500, chains=1)
     with model:
-        exact = pm.sample(400, tune=400, chains=1, cores=1, progressbar=False, random_seed=1)
+        # Of 400 draws the sd of one group in 40 is off by a quarter itself.
+        exact = pm.sample(2000, tune=400, chains=1, cores=1, progressbar=False, random_seed=1)
     points = [compiled_.parameters.point(theta) for theta in found.draws[0]]
     for name, own in (("alpha", "alpha"), ("beta", "beta"), ("mu", "mu")):
         ours = np.array([np.ravel(point[own]) for point in points])
-        theirs = exact["posterior"][name].values.reshape(400, -1)
+        theirs = exact["posterior"][name].values.reshape(2000, -1)
         assert (np.abs(ours.mean(0) - theirs.mean(0)) < 0.45 * theirs.std(0)).all()
         assert (np.abs(np.log(ours.std(0) / theirs.std(0))) < 0.25).all()
 

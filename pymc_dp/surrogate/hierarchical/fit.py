@@ -309,7 +309,9 @@ class _Run:
         variances = uncertain.spread(law.R) + covariance.spread(law.R)
         moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
         if not moved < s.nowhere * self.root_n:
-            raise SearchLost(f"query {self.n_evaluations} led nowhere")
+            raise SearchLost(
+                f"next to nothing was learnt, and query {self.n_evaluations} led nowhere"
+            )
         part = min(1.0, s.trust * self.root_n / max(moved, 1e-300))
         self.held_back = (self.mode.theta - before) * (part - 1)
         noise = float(law.J.diagonal @ variances)
