@@ -9,6 +9,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import vectorize_graph
 
 from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.linalg import Vector
@@ -66,6 +67,12 @@ class Reading:
     def __call__(self, theta: Vector) -> Vector:
         """ψ, shape (p,)."""
         return np.asarray(self._psi(theta))
+
+    def many(self, thetas: Vector) -> Vector:
+        """ψ at many θ, shape (points, d) to (points, p)."""
+        points = pt.matrix("points", shape=(None, len(self._from)))
+        whole = vectorize_graph(self.psi, {self.theta: points})
+        return np.asarray(pytensor.function([points], whole, mode=interpreted())(thetas))
 
     def derivative(self, theta: Vector) -> Vector:
         """D, shape (p, d)."""

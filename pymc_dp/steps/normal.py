@@ -205,15 +205,16 @@ class NormalFamily:
 
         told = "compiling what was released, and drawing from it: no data are read any more"
         if self._conditional is not None:
-            found = self._conditional.judged(found)
-            self.surrogate = found
-            at_once = Drawn(self._conditional.approximated(draws, chains, _SEED), judged())
-            self.finish = lambda: at_once._replace(diagnostics=judged(_CUT_SHORT))
-            if not found.arrived:  # the prior need not be proper
-                return at_once
+            conditional = self._conditional
+            self.surrogate = found = conditional.judged(found)
+            at_once = partial(conditional.approximated, draws, chains, _SEED)
+            self.finish = lambda: Drawn(at_once(), judged(_CUT_SHORT))
+            diagnostics = judged()
             stage(told)
-            drawn = self._conditional.sample(draws, chains, _SEED, self._nuts_sampler)
-            return at_once._replace(draws=drawn)
+            if not found.arrived:  # the prior need not be proper
+                return Drawn(at_once(), diagnostics)
+            sampled = conditional.sample(draws, chains, _SEED, self._nuts_sampler)
+            return Drawn(sampled, diagnostics)
         self.surrogate = surrogate = of.whole(found) if isinstance(of, Entries) else found
         text = surrogate.posterior.law.to_json(compiled.parameters.labels)
         self.finish = lambda: Drawn(

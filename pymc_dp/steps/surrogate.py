@@ -65,8 +65,8 @@ FamilyName = Literal["auto", "normal", "hierarchical", "polynomial"]
 class DPSurrogate(PrivateStep):
     r"""Differentially private sampling by a released surrogate of the likelihood, and the exact prior.
 
-    No setting but the budget is needed. For smooth posteriors of one mode and up to 255 parameters, of
-    hierarchical models with many groups, and of any smooth shape up to three parameters.
+    No setting but the budget is needed. For smooth posteriors of one mode and up to 255 numbers that the
+    likelihood reads, of hierarchical models with many groups, and of any smooth shape up to three parameters.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class DPSurrogate(PrivateStep):
         family = (AutomaticFamily if few else NormalFamily)(*settings, units_known)
         if family.d * (family.d + 1) > MAX_DIMENSION:
             raise UnsupportedModelError(
-                f"A normal surrogate needs the information in all {d} parameters, and these are too many for it. If they are of "
+                f"A normal surrogate needs the information in all {family.d} numbers that the likelihood reads, and these are too many for it. If they are of "
                 "groups, write `pm.Normal('a', mu, tau, dims='group')`, read as `a[group]`, one array for each effect; if "
                 "there is one for each person, see `pymc_dp.integrate_out`. `step=pymc_dp.DPHMC` takes any number of them, "
                 "but needs very many records for each."

@@ -724,6 +724,31 @@ def test_without_noise_the_law_is_the_posterior():
         assert (np.abs(np.log(ours.std(0) / theirs.std(0))) < 0.25).all()
 
 
+@pytest.mark.parametrize("mean", [1.7, -1.4])
+def test_crossed_factors_are_found_from_afar_with_next_to_no_noise(mean):
+    """Noise hid that rows went to and fro on the way: without it, next to none of these searches arrived."""
+    rng, n, m = np.random.default_rng(0), 20_000, 50
+    alpha, other = rng.normal(mean, 0.7, m), rng.normal(0, 0.3, m // 2)
+    beta, sizes = np.array([0.3, -0.7, 0.6]), np.exp(rng.normal(size=m))
+    k, j = rng.choice(m, n, p=sizes / sizes.sum()), rng.integers(m // 2, size=n)
+    X = rng.normal(size=(n, 3))
+    X[:, 0] = 0.7 * X[:, 0] + 0.7 * rng.normal(size=m)[k]
+    eta = X @ beta + alpha[k] + other[j]
+    y = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(np.int64)
+    with pm.Model() as model:
+        a = pm.Normal("a", pm.Normal("mu"), pm.HalfNormal("tau", 0.7), shape=m)
+        b = pm.Normal("b", 0, pm.HalfNormal("tau_b", 0.7), shape=m // 2)
+        level = a[pm.Data("k", k)] + b[pm.Data("j", j)]
+        logit = level + pm.Data("X", X) @ pm.Normal("beta", 0, 0.5, shape=3)
+        pm.Bernoulli("y", logit_p=logit, observed=pm.Data("Y", y))
+    of, z = dp.compile(model, compile_kwargs=FAST), 0.02
+    privacy_filter = PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z)
+    curator = Curator(LocalRecords(of, local=True, words=WORDS), InsecureSeededNoise(1))
+    found = fit.fit_hierarchical(PaidMeasurements(curator, privacy_filter), law_model(of))
+    sds = np.sqrt(found.law.covariance(found.mode.prior_sds).diagonal)
+    assert (np.abs(found.mode.psi[:3] - beta) < 4 * sds[:3]).all()
+
+
 def test_queries_are_functions_of_releases_only(monkeypatch):
     """With one record replaced and the releases held fixed, the same is asked in the same order."""
     k, X, y, _ = grouped(n=2000)

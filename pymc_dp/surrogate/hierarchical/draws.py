@@ -20,7 +20,6 @@ import pytensor.tensor as pt
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace
-from scipy.optimize import minimize
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.likelihood.compilation import interpreted
@@ -34,7 +33,7 @@ from pymc_dp.surrogate.hierarchical.effects import (
     given,
 )
 from pymc_dp.surrogate.hierarchical.structured import Structured
-from pymc_dp.surrogate.normal.draws import draws_of
+from pymc_dp.surrogate.normal.draws import draws_of, highest
 
 _STEP = 1e-4
 """Of a numerical second derivative."""
@@ -243,14 +242,7 @@ class LawModel:
         With groups in ζ, that is the mode of what the law says of the rest of θ without them, and the
         groups' mean there: not where τ is 0.
         """
-
-        def minus(zeta: Vector) -> tuple[float, Vector]:
-            value, slope = self._value(zeta)
-            ok = np.isfinite(value) and np.isfinite(slope).all()
-            return (-float(value), -slope) if ok else (1e300, np.zeros_like(zeta))
-
-        found = minimize(minus, self._start, jac=True, method="L-BFGS-B", options={"maxiter": 500})
-        self._start = np.asarray(found.x)
+        self._start = highest(self._value, self._start)
         theta, psi, *sds = self._at(self._start)
         of_rows = np.concatenate([np.ravel(sd) for sd in sds])
         prior_sds = np.where(of_rows > 0, of_rows, self._prior_sds[self.shape.p :])

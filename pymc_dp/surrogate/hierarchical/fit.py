@@ -216,7 +216,7 @@ class _Run:
         here, elsewhere, other = (theta + self.held_back for theta in self.model.drawn(self.rng, 3))
         if not near:
             # Far draws lie so far apart that what a row's information is at one says too little of it at the other: with two places, of
-            # four data sets of crossed factors with next to no noise none arrived, and of four with normal outcomes one; with one all did.
+            # four data sets of crossed factors with next to no noise none arrived; with one, and with how φ bends rows in the law, all did.
             elsewhere = here
         psi, there = self.model.psi_at(here), self.model.psi_at(elsewhere)
         features = [

@@ -18,19 +18,17 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from numpy.typing import NDArray
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
-from scipy.optimize import minimize
 
 from pymc_dp.compat import lower_named_dims
 from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.linalg import Vector, inverse_root, positive, symmetric
-from pymc_dp.surrogate.normal.draws import draws_of
+from pymc_dp.surrogate.normal.draws import draws_of, highest
 from pymc_dp.surrogate.normal.fit import improbable
 from pymc_dp.surrogate.normal.law import Law, Posterior
 from pymc_dp.surrogate.normal.model import NormalSurrogate
@@ -119,7 +117,11 @@ class ConditionalLaw:
         settings: Any = {"mode": interpreted(), "on_unused_input": "ignore"}
         self._density = pm.compile([split.rest], [own, slope], **settings)
         self._at = pm.compile([split.rest, zeta], [theta_at, psi_at, spread], **settings)
-        self._rest = _places(parameters, normal, inside=False)
+        names = [model.rvs_to_values[rv].name for rv in normal]
+        places = parameters.point(np.arange(parameters.d))
+        self._rest = np.concatenate([
+            np.zeros(0, np.int64), *(at.ravel() for name, at in places.items() if name not in names)
+        ])  # fmt: skip
         self._centre, self._root = parameters.start[self._rest], np.eye(len(self._rest))
         self._q = q
 
@@ -145,27 +147,11 @@ class ConditionalLaw:
         """θ and ψ where h is most probable, and the prior's covariance of ψ given it."""
         for name, value in self._law.items():
             value.set_value(getattr(law, name))
-        self._centre, self._root = (
-            self._compiled.parameters.start[self._rest],
-            np.eye(len(self._rest)),
-        )
-        for _ in range(2):  # along a ridge the first search may end early
-            found = minimize(
-                self._minus,
-                np.zeros(len(self._rest)),
-                jac=True,
-                method="L-BFGS-B",
-                options={"maxiter": 500},
-            )
-            self._centre = self._centre + self._root @ found.x
-            self._root = inverse_root(positive(self._hessian(), 1.0))
+        start = self._compiled.parameters.start[self._rest]
+        self._centre = highest(self._density, start)
+        self._root = inverse_root(positive(self._hessian(), 1.0))
         theta, psi, covariance = self._at(self._centre, np.zeros(self._q))
         return theta, psi, covariance
-
-    def _minus(self, x: Vector) -> tuple[float, Vector]:
-        value, slope = self._density(self._centre + self._root @ x)
-        ok = np.isfinite(value) and np.isfinite(slope).all()
-        return (-float(value), -self._root @ slope) if ok else (1e300, np.zeros_like(x))
 
     def _hessian(self) -> Vector:
         steps = _STEP * np.eye(len(self._centre))
@@ -173,14 +159,7 @@ class ConditionalLaw:
         return symmetric(np.reshape(H, (len(steps),) * 2) / (2 * _STEP))
 
     def sample(self, draws: int, chains: int, seed: int, nuts_sampler: str = "pymc") -> Vector:
-        """Draws of θ, shape (chains, draws, d): of h by NUTS, and of what is normal given it exactly.
-
-        Parameters
-        ----------
-        draws, chains, seed : int
-        nuts_sampler : str
-            As for ``pm.sample``.
-        """
+        """Draws of θ, shape (chains, draws, d): of h by NUTS, as :func:`draws_of` takes it, and of what is normal given it exactly."""
         if not len(self._rest):
             return self.approximated(draws, chains, seed)
         centre, root = (pytensor.shared(x, shape=x.shape) for x in (self._centre, self._root))
@@ -209,21 +188,10 @@ class ConditionalLaw:
         return np.array(found)
 
 
-def _places(parameters: ParameterSpace, rvs: Sequence[Variable], inside: bool) -> NDArray[np.int64]:
-    """Where these variables are in θ, or all others."""
-    names = {parameters.model.rvs_to_values[rv].name for rv in rvs}
-    sizes = [np.full(math.prod(shape), name in names) for name, shape in parameters.shapes.items()]
-    return np.flatnonzero(np.concatenate(sizes) == inside)
-
-
 def _is_normal(model: pm.Model, rv: Variable) -> bool:
-    if model.rvs_to_transforms[rv] is not None:
-        return False
-    mean_and_spread = (
-        rv.owner.op.dist_params(rv.owner) if isinstance(rv.owner.op, NormalRV | MvNormalRV) else []
-    )
-    one_for_all = isinstance(rv.owner.op, NormalRV) or mean_and_spread[1].type.ndim == 2
-    return bool(mean_and_spread) and one_for_all
+    op = rv.owner.op
+    one_covariance = isinstance(op, MvNormalRV) and op.dist_params(rv.owner)[1].type.ndim == 2
+    return model.rvs_to_transforms[rv] is None and (isinstance(op, NormalRV) or one_covariance)
 
 
 def _is_normal_given_rest(split: _Split, psi: Variable, density: Variable) -> bool:

@@ -11,6 +11,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
+from scipy.optimize import minimize
 
 from pymc_dp.compat import groups_of
 from pymc_dp.exceptions import PrivacyConfigurationError
@@ -97,6 +98,29 @@ def draw_normal(posterior: Posterior, draws: int, chains: int) -> Vector:
 
 def _seed(law: Law) -> int:
     return zlib.crc32(law.k.tobytes() + law.K.tobytes())
+
+
+def highest(density: Callable[[Vector], tuple[Any, Vector]], start: Vector) -> Vector:
+    """Where a log-density is highest, from a start uphill.
+
+    Parameters
+    ----------
+    density : callable
+        Its value and slope at a vector.
+    start : ndarray, shape (d,)
+
+    Returns
+    -------
+    ndarray, shape (d,)
+    """
+
+    def minus(x: Vector) -> tuple[float, Vector]:
+        value, slope = density(x)
+        ok = np.isfinite(value) and np.isfinite(slope).all()
+        return (-float(value), -slope) if ok else (1e300, np.zeros_like(x))
+
+    found = minimize(minus, start, jac=True, method="L-BFGS-B", options={"maxiter": 500})
+    return np.asarray(found.x)
 
 
 def draws_of(

@@ -137,7 +137,7 @@ class Posterior:
     prior : ndarray, shape (d, d)
         Λ, of the prior, at the mode.
     prior_variances : ndarray, shape (d,), optional
-        What is learnt of an entry is told beside. Default: those of Λ.
+        Beside which it is told what was learnt of an entry. Default: those of Λ.
     """
 
     law: Law

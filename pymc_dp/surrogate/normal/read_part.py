@@ -283,7 +283,7 @@ def _curved(compiled: CompiledModel, cut: Cut) -> tuple[Cut, Reading] | None:
 def _of_numbers(
     compiled: CompiledModel, cut: Cut, reading: Reading, draws: Vector
 ) -> ReadPart | None:
-    psi = np.array([reading(theta) for theta in draws])
+    psi = reading.many(draws)
     mean = np.median(psi, axis=0)
     sds = np.abs(psi - mean).max(axis=0) / _WIDEST
     if not (np.isfinite(psi).all() and (sds > 0).all()):
