@@ -94,7 +94,7 @@ def ordered(k):
 
 CASES = [
     (logistic, 2), (logistic, 10), (logistic, 20), (logistic, 60), (linear, 8), (student_t, 4),
-    (negative_binomial, 5), (regions, 6), (regions, 60), (banana, 2), (banana, 10), (banana, 30),
+    (negative_binomial, 5), (regions, 6), (regions, 20), (regions, 60), (regions, 120), (banana, 2), (banana, 10), (banana, 30),
     (multivariate, 2), (multivariate, 10), (covariance, 3), (mixture, 2), (mixture, 5),
     (categorical, 4), (ordered, 4),
 ]  # fmt: skip

@@ -36,9 +36,9 @@ hierarchical.GROUPS_FROM = 10  # to measure it where it is not the default, too
 
 N, P, DRAWS = 50_000, 3, 500
 PLAN = [
-    ("intercepts", 12, 8), ("intercepts", 50, 8), ("intercepts", 200, 4), ("intercepts", 1000, 2), ("slopes", 50, 4),
-    ("slopes", 200, 2), ("correlated", 50, 4), ("correlated", 200, 2), ("crossed", 50, 4), ("crossed", 200, 2),
-    ("games", 50, 4), ("games", 200, 2), ("normal", 50, 4), ("normal", 200, 4), ("Poisson", 50, 4), ("Poisson", 200, 4), ("beta", 50, 4),
+    ("intercepts", 12, 8), ("intercepts", 50, 8), ("intercepts", 200, 6), ("intercepts", 1000, 4), ("slopes", 50, 8),
+    ("slopes", 200, 4), ("correlated", 50, 8), ("correlated", 200, 4), ("crossed", 50, 8), ("crossed", 200, 4),
+    ("games", 50, 8), ("games", 200, 4), ("normal", 50, 8), ("normal", 200, 4), ("Poisson", 50, 8), ("Poisson", 200, 4), ("beta", 50, 8),
     ("beta", 200, 4),
 ]  # fmt: skip
 COMMON, GROUPS, SPREADS = (

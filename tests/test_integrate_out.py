@@ -279,3 +279,31 @@ def test_an_index_of_nobody_is_the_nearest_person():
     nobody[[0, 4]], nearest[[0, 4]] = [98765, -98765], [4, 0]
     for found, expected in zip(of(nobody), of(nearest), strict=True):
         assert_array_equal(found, expected)
+
+
+def answered(people, items, draws):
+    """Two numbers an item, which every person reads: the model of a test, its true easiness."""
+    slopes, easy = np.exp(0.3 * draws.normal(size=items)), draws.normal(size=items)
+    person, item = np.indices((people, items)).reshape(2, -1)
+    logits = slopes[item] * draws.normal(size=people)[person] + easy[item]
+    answers = (draws.random(len(logits)) < 1 / (1 + np.exp(-logits))).astype(int)
+    with pm.Model(coords={"person": range(people)}) as test:
+        ability = pm.Normal("ability", 0, 1, dims="person")
+        a, b = pm.LogNormal("a", 0, 0.5, shape=items), pm.Normal("b", 0, 1.5, shape=items)
+        pm.Bernoulli("y", logit_p=a[item] * ability[person] + b[item], observed=answers)
+    return dp.integrate_out(test, "ability"), easy
+
+
+def test_items_that_each_person_answers_are_no_groups_of_persons():
+    model, _ = answered(30, 16, np.random.default_rng(11))
+    assert dp.compile(model).cut is None
+
+
+@pytest.mark.slow
+def test_a_test_of_many_items_can_be_sampled():
+    model, easy = answered(2_000, 16, np.random.default_rng(11))
+    found = dp.sample(200, model=model, epsilon=20, chains=1, cores=1, progressbar=False)
+    assert found.attrs["privacy_usable"]
+    b = found.posterior["b"].values[0]
+    off = (b.mean(axis=0) - easy) / b.std(axis=0)
+    assert np.sqrt(np.mean(off**2)) < 1 + 3 / np.sqrt(2 * 16)

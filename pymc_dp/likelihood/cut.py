@@ -17,15 +17,15 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.graph.basic import Constant, Variable, equal_computations
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.scalar.basic import Add, Clip, Sub
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.scalar.basic import Add
 from pytensor.tensor.shape import Shape as ShapeOp
 from pytensor.tensor.shape import Shape_i
 
-from pymc_dp.compat import ancestors, graph_inputs, index_axes, io_toposort
+from pymc_dp.compat import ancestors, graph_inputs, io_toposort
 from pymc_dp.likelihood.compilation import rebuilt
+from pymc_dp.likelihood.gathers import equal, gathers, reached, shared
 from pymc_dp.likelihood.record_graph import RecordGraph
 from pymc_dp.likelihood.shape import Shape
 
@@ -115,7 +115,7 @@ def find_cut(graph: RecordGraph) -> Cut | None:
     """
     rows = set(graph.rows)
     log_likelihood = _terms_apart(graph.log_likelihood, graph.theta, rows)
-    found, early = _gathers(log_likelihood, graph.theta, rows)
+    found, early = gathers(log_likelihood, graph.theta, rows)
     used = {
         v
         for node in io_toposort(list(graph_inputs([log_likelihood])), [log_likelihood])
@@ -128,9 +128,9 @@ def find_cut(graph: RecordGraph) -> Cut | None:
     for gathered, (source, index) in found.items():
         groups, columns = int(source.type.shape[0]), math.prod(source.type.shape[1:])
         for k, t in enumerate(tables):
-            if t.groups == groups and _equal(t.indices[0], index):
+            if t.groups == groups and equal(t.indices[0], index):
                 (rows_used,) = t.gathered
-                known = [v for v, s in zip(rows_used, t.sources, strict=True) if _equal(s, source)]
+                known = [v for v, s in zip(rows_used, t.sources, strict=True) if equal(s, source)]
                 stand_ins[gathered] = known[0] if known else gathered.type()
                 if not known:
                     t.sources.append(source)
@@ -192,7 +192,7 @@ def _paired(tables: list[Table]) -> list[Table]:
                 [
                     v
                     for v, s in zip(table.gathered[0], table.sources, strict=True)
-                    if _equal(s, source)
+                    if equal(s, source)
                 ]
                 for source in first.sources
             ]
@@ -214,10 +214,6 @@ def rows_of(index: NDArray[np.float64], groups: int) -> NDArray[np.int64]:
     return np.where(index < 0, index + groups, index)
 
 
-def _equal(a: Variable, b: Variable) -> bool:
-    return bool(equal_computations([a], [b]))
-
-
 def _as_table(source: Variable) -> Variable:
     return source[:, None] if source.type.ndim == 1 else source.reshape((source.type.shape[0], -1))
 
@@ -226,135 +222,21 @@ def _size(v: Variable) -> int:
     return math.prod(v.type.shape)
 
 
-def _reached(output: Variable, starts: Collection[Variable]) -> set[Variable]:
-    """What is computed from `starts`; a length tells nothing of values."""
-    reached = set(starts)
-    for node in io_toposort(list(graph_inputs([output])), [output]):
-        if reached.intersection(node.inputs) and not isinstance(node.op, ShapeOp | Shape_i):
-            reached.update(node.outputs)
-    return reached
-
-
 def _terms_apart(output: Variable, theta: Variable, rows: set[Variable]) -> Variable:
     """In sums, add what all records share to a table that they read from: it is a number less in φ."""
-    (read, _), rowwise = _gathers(output, theta, rows), _reached(output, rows)
+    (read, _), rowwise = gathers(output, theta, rows), reached(output, rows)
 
     def rule(node: Any, inputs: list[Variable]) -> Variable | None:
         if not isinstance(getattr(node.op, "scalar_op", None), Add):
             return None
-        shared = [new for v, new in zip(node.inputs, inputs, strict=True) if _shared(v, rowwise)]
+        added = [new for v, new in zip(node.inputs, inputs, strict=True) if shared(v, rowwise)]
         tables = [new for v, new in zip(node.inputs, inputs, strict=True) if v in read]
-        rest = [v for v in inputs if v not in shared and v not in tables[:1]]
-        if not shared or not tables or not rest:
+        rest = [v for v in inputs if v not in added and v not in tables[:1]]
+        if not added or not tables or not rest:
             return None
-        return pt.add(pt.add(*shared, tables[0]), *rest)
+        return pt.add(pt.add(*added, tables[0]), *rest)
 
     return rebuilt(output, rule)
-
-
-def _gathers(
-    output: Variable, theta: Variable, rows: set[Variable]
-) -> tuple[dict[Variable, tuple[Variable, Variable]], dict[Variable, Variable]]:
-    """Rows that records read from what depends on θ alone: the table and the index of each, and where to cut it off.
-
-    What is done to them with numbers that all records share is done to the table instead:
-    ``mu + tau * z[k]`` reads ``(mu + tau * z)[k]``. Cut off they are before what no other parameter has a part in,
-    where the likelihood is closer to normal: of ``sigmoid(mu + tau * z[k])`` that is the same.
-    """
-    rowwise, of_theta = _reached(output, rows), _reached(output, {theta})
-    read: dict[Variable, tuple[Variable, Variable]] = {}
-    early: dict[Variable, Variable] = {}
-    nodes = list(io_toposort(list(graph_inputs([output])), [output]))
-    found = {node.outputs[0]: _gather(node, rowwise, of_theta) for node in nodes}
-    gathers = {out: gather for out, gather in found.items() if gather is not None}
-    twice = _read_twice(list(gathers.values()))
-    for node in nodes:
-        out = node.outputs[0]
-        if out in gathers:
-            read[out], early[out] = gathers[out], out
-        elif isinstance(node.op, Elemwise) and any(v in read for v in node.inputs):
-            indices = [read[v][1] for v in node.inputs if v in read]
-            if _adds_parameters(node, read, of_theta) and any(
-                v in twice for u in node.inputs if u in read for v in ancestors([read[u][0]])
-            ):
-                continue  # the same is added to one of two only, and then these are two tables
-            if all(v in read or _shared(v, rowwise) for v in node.inputs) and equal_computations(
-                indices, [indices[0]] * len(indices)
-            ):
-                table = node.clone_with_new_inputs(
-                    [read[v][0] if v in read else v for v in node.inputs], strict=False
-                ).outputs[0]
-                if None not in table.type.shape and table.dtype == "float64":
-                    read[out] = table, indices[0]
-                    before = {early[v] for v in node.inputs if v in read}
-                    alone = len(before) == 1 and not any(
-                        v in of_theta for v in node.inputs if v not in read
-                    )
-                    early[out] = before.pop() if alone else out
-    return read, early
-
-
-def _read_twice(gathers: list[tuple[Variable, Variable]]) -> set[Variable]:
-    """Sources that are read with two indices."""
-    return {a for a, i in gathers for b, j in gathers if _equal(a, b) and not _equal(i, j)}
-
-
-def _adds_parameters(node: Any, read: Collection[Variable], of_theta: Collection[Variable]) -> bool:
-    added = isinstance(node.op.scalar_op, Add | Sub)
-    return added and any(v in of_theta and v not in read for v in node.inputs)
-
-
-def _shared(v: Variable, rowwise: Collection[Variable]) -> bool:
-    return v not in rowwise and (v.type.ndim == 0 or v.type.broadcastable[0])
-
-
-def _gather(
-    node: Any, rowwise: Collection[Variable], of_theta: Collection[Variable]
-) -> tuple[Variable, Variable] | None:
-    axes = index_axes(node)
-    if not axes:
-        return None
-    table = source = node.inputs[0]
-    others = [v for k, v in enumerate(node.inputs) if k and k not in dict(axes)]
-    fixed = [(place, axis) for place, axis in axes if _is_constant(node.inputs[place])]
-    if len(axes) == 2 and len(fixed) == 1 and table.type.ndim == 2:
-        # A column of a table, or a row of one on its side.
-        place, axis = fixed[0]
-        source = table[(slice(None),) * axis + (node.inputs[place],)]
-        axes = [(other, 0) for other, _ in axes if other != place]
-    if len(axes) != 1 or axes[0][1] != 0:
-        return None
-    index = node.inputs[axes[0][0]]
-    whole = all(isinstance(v, Constant) and v.data == slice(None) for v in others)
-    usable = (
-        whole
-        and index.type.ndim == 1
-        and node.outputs[0].type.ndim == source.type.ndim
-        and None not in source.type.shape
-        and source.type.dtype == "float64"
-    )
-    if not usable or table in rowwise or table not in of_theta:
-        return None
-    if index not in rowwise or index in of_theta:
-        return None
-    return source, _unclipped(index)
-
-
-def _is_constant(v: Variable) -> bool:
-    """Whether it is one number that the model's own code has."""
-    return v.type.ndim == 0 and all(isinstance(x, Constant) for x in graph_inputs([v]))
-
-
-def _unclipped(index: Variable) -> Variable:
-    """The index itself, of one that :func:`keep_indices_in_range` has clipped: :func:`rows_of` does it too."""
-    clip = index.owner.inputs[0] if index.owner is not None else None
-    if clip is not None and isinstance(
-        getattr(getattr(clip.owner, "op", None), "scalar_op", None), Clip
-    ):
-        return clip.owner.inputs[0]
-    if isinstance(getattr(getattr(index.owner, "op", None), "scalar_op", None), Clip):
-        return index.owner.inputs[0]
-    return index
 
 
 def _common(
@@ -365,8 +247,8 @@ def _common(
     Before transforms, the likelihood is closer to normal; behind ``tau * z``, there is no τ.
     """
     nodes = list(io_toposort(list(graph_inputs([output])), [output]))
-    rowwise = _reached(output, varying)
-    of_theta = _reached(output, {theta})
+    rowwise = reached(output, varying)
+    of_theta = reached(output, {theta})
     used = [
         v
         for node in nodes

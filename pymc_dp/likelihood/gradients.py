@@ -32,8 +32,9 @@ from pymc_dp.likelihood.compilation import compile_without_checks, strip_checks
 from pymc_dp.likelihood.record_graph import RecordGraph
 from pymc_dp.likelihood.records import RecordLikelihood
 
-_FORWARD_UP_TO = 8
-"""Parameters; measured on PyMC 6 with models of 2 to 68 (``benchmarks/gradient_ways.py``)."""
+_FORWARD_UP_TO, _CHOOSING_UP_TO = 8, 16
+"""Parameters, and where records choose among them; measured on PyMC 6 with models of 2 to 128 (``benchmarks/gradient_ways.py``). Of a test of 24 items
+(two parameters each), persons integrated out, forward takes 16 times as long as reverse."""
 _CHUNK_BYTES = 2**20
 """Gradients of one chunk."""
 
@@ -172,13 +173,15 @@ def ways_to_gradients(graph: RecordGraph) -> tuple[str, str]:
 
     On PyMC 5 the first is reverse, which :class:`UnitGradients` gives up if it loops in Python: before it is
     compiled, where that can be told. On PyMC 6 it is
-    forward where records choose among parameters, as the reverse of an index writes record by record;
-    reverse where equations are solved; and otherwise forward while parameters are few.
+    forward while parameters are few, up to more where records choose among them, as the reverse of an index writes record by record;
+    and reverse where equations are solved.
     ``benchmarks/gradient_ways.py`` measures what the rule costs.
     """
     nodes = io_toposort(list(graph_inputs([graph.log_likelihood])), [graph.log_likelihood])
-    few = len(graph.start) <= _FORWARD_UP_TO and not batched_operations(nodes)
-    if COMPILES_LOOPS and (few or any(_chooses_parameters(node, graph) for node in nodes)):
+    d = len(graph.start)
+    few = d <= _FORWARD_UP_TO and not batched_operations(nodes)
+    chooses = d <= _CHOOSING_UP_TO and any(_chooses_parameters(node, graph) for node in nodes)
+    if COMPILES_LOOPS and (few or chooses):
         return "forward", "reverse"
     return "reverse", "forward"
 

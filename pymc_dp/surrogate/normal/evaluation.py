@@ -192,6 +192,10 @@ class Evaluator:
         for_one = 1 / (math.sqrt(d) * measure.noise_sd(1.0, for_information, D))
         C = min(max(largest, least[1], parts.room * for_one), math.sqrt(2) * for_one)
         packed, information_sd = measure.sum(of, C, for_information)
+        if sizes:  # what units of usual size lose is not lost: all lose it alike
+            usually, _ = Tail(*pooled(sizes_of_information)).exceeded_by(self.n_units / 2)
+            scale = max(1.0, usually / C)
+            packed, information_sd = scale * packed, scale * information_sd
         half, rest = np.split(packed, [d * (d + 1) // 2])
         information, kept = as_matrix(half, d), None
         if parts.kept == "matrix":
