@@ -21,6 +21,9 @@ _CHANGE = 2.0
 """Curvature changes by about √(2/n) of itself over a posterior sd."""
 _RESOLVED = 0.1
 """Eigenvalue of the posterior's precision, in the coordinates that should have made it 1, from which a direction is resolved."""
+_SPREAD, _STANDS_OUT = 3.0, 4.0
+"""By how much the posterior's precision may differ between directions, in parts of its mean, as far as nothing is seen of it; and that mean, in
+sds of its noise, from which on it is not just 1."""
 _DROWNED = 0.3
 """Least eigenvalue that is believed, in parts of √½ of the largest of the noise's own. With 2,000 records, 10 coefficients and ε = 1, squares of
 errors over reported variances are 1.1, 1.5 and 2.4 with .2, .3 and .5, with 25,000 and 50 they are .99, .93 and .9."""
@@ -119,7 +122,11 @@ def estimate(
     )
     values, U = np.linalg.eigh(information + of_prior)
     edge = sd * math.sqrt(d)
-    values, floor = _cleaned(values, edge), _DROWNED * edge
+    floor = _DROWNED * edge
+    # The mean has a d-th of the noise; that others differ from it by more than some times as much is noise.
+    mean = values.mean() if values.mean() > _STANDS_OUT * edge / d else 1.0
+    part = 1 / (1 + (edge / (_SPREAD * mean)) ** 2)
+    values = _cleaned(mean + part * (values - mean), part * edge)
     resolved = bool(values.min() > max(floor, _RESOLVED)) and not at.saturated
     # What noise drowns keeps the coordinates that it had.
     values = np.maximum(values, min(floor, 1.0))
