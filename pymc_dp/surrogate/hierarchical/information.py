@@ -181,11 +181,7 @@ class _Table(NamedTuple):
         levels = [
             np.maximum(o.rows[k][:, own, own].sum(axis=0) / whole, _LEAST_LEVEL) for o in seen
         ]
-        # At the last place, which is the nearest to the mode: of a normal outcome, as the scale is there.
-        now = levels[-1]
-        blocks, unsure_blocks = blocks * np.sqrt(np.outer(now, now)), unsure_blocks * now**2
-        t, unsure = t * now.mean(), unsure * now.mean() ** 2
-        return cls(_possible(blocks, t), unsure_blocks, t, unsure, [x / now for x in levels])
+        return cls(_possible(blocks, t), unsure_blocks, t, unsure, levels)
 
 
 def _all(seen: Sequence[Seen], of_rows: Structured, level: Sequence[Vector], R: Vector) -> Vector:
