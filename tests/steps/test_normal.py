@@ -70,7 +70,8 @@ def information_of(model, theta):
 
 def mode_of(model, prior):
     """Of its posterior, by Newton's method, and the covariance there."""
-    x, y, theta = model["X"].get_value(), model["Y"].get_value(), np.zeros(3)
+    x, y = model["X"].get_value(), model["Y"].get_value()
+    theta = np.zeros(x.shape[1])
     for _ in range(20):
         precision = information_of(model, theta) - prior.hessian(theta)
         slope = x.T @ (y - special.expit(x @ theta)) + prior.gradient(theta)
@@ -296,6 +297,25 @@ def test_what_is_noise_alone_is_not_taken_for_a_posterior():
     said = [f.privacy_shift for f in found if f.arrived]
     assert len(said) > 5
     assert min(said) > 0.5
+
+
+def test_where_noise_hides_most_of_the_information_what_is_left_of_it_is_used():
+    """Ten coefficients and 2,000 records at ε = 1, about. With only directions that stand out of the noise, errors were 5.9 exact sds."""
+    rng, d, n, squares, within = np.random.default_rng(12), 10, 2_000, [], []
+    for seed in range(12):
+        truth = rng.normal(size=d) / np.sqrt(d)
+        x = rng.normal(size=(n, d)) * np.geomspace(1, 0.3, d)
+        y = rng.random(n) < special.expit(x @ truth)
+        with pm.Model() as model:
+            beta = pm.Normal("beta", 0, 1, shape=d)
+            pm.Bernoulli("y", logit_p=pm.Data("X", x) @ beta, observed=pm.Data("Y", y.astype(int)))
+        prior = PublicLogDensity(ParameterSpace(model), FAST)
+        mode, covariance = mode_of(model, prior)
+        r = fit_normal(measured(records_of(model), 4.1, seed), prior, np.zeros(d)).posterior
+        squares.append(np.mean((r.mean - mode) ** 2 / np.diag(covariance)))
+        within.append(np.mean((r.mean - truth) ** 2 / np.diag(r.covariance)))
+    assert np.sqrt(np.mean(squares)) < 3.5
+    assert np.mean(within) < 1 + 4 * np.sqrt(2 / (d * len(within)))
 
 
 def run_in_units(unit, seed, z=0.5):

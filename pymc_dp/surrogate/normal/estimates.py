@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dp.likelihood.prior import LogPrior
-from pymc_dp.linalg import Vector, power, product_covariance, symmetric
+from pymc_dp.linalg import Vector, denoised, power, product_covariance, symmetric
 from pymc_dp.surrogate.normal.evaluation import Evaluation
 
 _CHANGE = 2.0
@@ -120,13 +120,13 @@ def estimate(
     information, sd = _pooled_information(
         [*(belief.at for belief in before if not belief.at.saturated), at], n_units
     )
-    values, U = np.linalg.eigh(information + of_prior)
-    edge = sd * math.sqrt(d)
-    floor = _DROWNED * edge
+    P = information + of_prior
+    floor, average = _DROWNED * sd * math.sqrt(d), np.trace(P) / d
     # The mean has a d-th of the noise; that others differ from it by more than some times as much is noise.
-    mean = values.mean() if values.mean() > _STANDS_OUT * edge / d else 1.0
-    part = 1 / (1 + (edge / (_SPREAD * mean)) ** 2)
-    values = _cleaned(mean + part * (values - mean), part * edge)
+    average = average if average > _STANDS_OUT * sd / math.sqrt(d) else 1.0
+    part = 1 / (1 + d * (sd / (_SPREAD * average)) ** 2)
+    alike = average * np.eye(d)
+    values, U = np.linalg.eigh(denoised(alike + part * (P - alike), part * sd))
     resolved = bool(values.min() > max(floor, _RESOLVED)) and not at.saturated
     # What noise drowns keeps the coordinates that it had.
     values = np.maximum(values, min(floor, 1.0))
@@ -157,25 +157,6 @@ def estimate(
         at, gradient, gain @ gain.T * at.sd**2 + doubted, P_theta,
         symmetric(inverse.T @ (P - of_prior) @ inverse), sd, resolved, noise, float(np.trace(kept)) / d,
     )  # fmt: skip
-
-
-def _cleaned(values: Vector, edge: float) -> Vector:
-    r"""What a symmetric matrix has along the eigenvectors of the same with Gaussian noise.
-
-    The estimate of least squared error that turns with the matrix, of many rows (Bun, Allez, Bouchaud and Potters, 2016, "Rotational
-    invariant estimator for general noisy matrices", additive noise): noise drives eigenvalues apart, and
-    :math:`\lambda_i - 2 \sigma^2 h_i` takes that back, h their Hilbert transform and :math:`2 \sigma^2` the square of `edge`.
-
-    Parameters
-    ----------
-    values : ndarray, shape (d,)
-        Eigenvalues of the noisy matrix, in order.
-    edge : float
-        √d times the noise's standard deviation on the diagonal; it is √½ of that elsewhere.
-    """
-    apart = values[:, None] - values
-    close = edge**2 / (2 * len(values)) + 1e-300  # about how far neighbours are apart, squared
-    return np.asarray(values - edge**2 * np.mean(apart / (apart**2 + close), axis=1))
 
 
 def _pooled_information(answers: Sequence[Evaluation], n_units: float) -> tuple[Vector, float]:

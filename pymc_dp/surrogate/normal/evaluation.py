@@ -30,9 +30,9 @@ _OF_SCORES = 0.6
 """Of a share for sizes, the part for those of scores; the rest is for those of information."""
 _WIDE = 4
 """Octaves of information that a bin holds at a pure ε. With half octaves, of 20,000 records at ε = .3 nothing was seen."""
-_SEEN = 4.75
+_SEEN = 5.5
 """In sds of the noise, the window of bins that is seen. Of 160 bins, five widths and ten parameters noise alone makes one run
-in two hundred see one; with 3.5 for single bins it was one in four, and a parameter in units 2^20 times off was lost."""
+in six thousand see one, and with 4.75 one in a hundred: that parameter was said to be known to a thousandth of what it is. With 3.5 for single bins it was one in four, and a parameter in units 2^20 times off was lost."""
 _BESIDE, _NEARBY = 3.0, 8
 """Bins so near to it are counted in if they stand out by this."""
 _WINDOWS = (1, 2, 4, 8, 16)
