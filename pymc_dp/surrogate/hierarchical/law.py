@@ -41,7 +41,6 @@ class GroupLaw:
     J: Structured
     S: Sequence[Vector]
     R: Vector
-    contradiction: float = 0.0
 
     @cached_property
     def _inverse(self) -> Structured:
@@ -190,17 +189,14 @@ def pooled(
                 )
                 beta[:p] -= Vi.T @ off
                 S_common = S_common + Vi.T @ np.diag(sd**2) @ Vi
-    S_rows = S_rows + unsure(*far(at_rows))[1]
-    contradiction = 0.0
-    if p:
+        # What the last gradient contradicts beyond chance, in that direction.
         off = rhs[-1][:p] - sum(W @ x[:p] for W, x in zip(B, rhs, strict=True))
         expected = slopes[-1].covariance + _AS_WELL_OFF**2 * J.own_blocks[0][0]
         square = float(off @ np.linalg.solve(expected, off))
-        contradiction = math.sqrt(square / p)
-        if last:  # what it is beyond chance, in its direction
-            by_chance = p + 2 * math.sqrt(2 * p)
-            S_common = S_common + np.outer(off, off) * max(0.0, 1 - by_chance / max(square, 1e-300))
-    return GroupLaw(centre, beta, J, _blocks(S_common, S_rows, shape), R, contradiction)
+        by_chance = p + 2 * math.sqrt(2 * p)
+        S_common = S_common + np.outer(off, off) * max(0.0, 1 - by_chance / max(square, 1e-300))
+    S_rows = S_rows + unsure(*far(at_rows))[1]
+    return GroupLaw(centre, beta, J, _blocks(S_common, S_rows, shape), R)
 
 
 def _spans(shape: Shape) -> list[tuple[int, int, int]]:
