@@ -1,9 +1,8 @@
 """Outcomes of symbolic record rows: drawn at a point of the posterior, or as they were observed."""
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -21,7 +20,6 @@ from pymc_dp.likelihood.refusals import refuse_captured
 from pymc_dp.likelihood.roles import Roles
 
 Rows = Sequence[NDArray[Any]]
-_T = TypeVar("_T")
 
 
 class Outcomes:
@@ -111,16 +109,6 @@ class Outcomes:
         for k, variable in enumerate(self._generators):
             bits = np.random.PCG64([k, *map(int, words)])
             variable.set_value(np.random.Generator(bits), borrow=True)
-
-    def alike(self, draws: Sequence[Callable[[], _T]]) -> list[_T]:
-        """What some functions draw, each with the random numbers of the first: so that they differ by parameters only."""
-        states = [copy.deepcopy(variable.get_value(borrow=True)) for variable in self._generators]
-        found = []
-        for drawn in draws:
-            for variable, state in zip(self._generators, states, strict=True):
-                variable.set_value(copy.deepcopy(state), borrow=True)
-            found.append(drawn())
-        return found
 
     def draw(self, point: Sequence[NDArray[Any]], n: int, rows: Rows) -> list[NDArray[Any]]:
         """One draw of every outcome for `n` records, given parameters and rows."""

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +41,9 @@ _DRAWN = 8
 tenth larger (``benchmarks/surrogate_constants.py``)."""
 _MOST_VALUES = 12
 """Categories up to which all of them are taken, each with its probability: more would cost more passes than draws do."""
+_FURTHEST = 2.0
+"""Nats by which an outcome counts as more probable at another place, at most: without an end, one draw in a far place would count for all.
+Where groups are known to a third of a record's own sd, no outcome in a hundred thousand is above."""
 _TRIED = 64
 """Made-up records until there is one that an outcome can be drawn for. Three quarters of their numbers are above 0: with six
 that have to be, all fail in one model of three hundred thousand."""
@@ -63,7 +65,7 @@ class Scores(NamedTuple):
     rows : list of ndarray of int64, shape (units,)
         If gradients are local, the row of every table that each unit uses.
     elsewhere : ndarray, shape (outcomes, units, d)
-        If another place was given, the scores there of the outcomes with a weight.
+        If another place was given, the scores there of the same outcomes.
     shifted : ndarray, shape (outcomes, units)
         The outcomes' probabilities there, less those here.
     """
@@ -232,32 +234,26 @@ class SimulatedScores:
     def _at_both(
         self, theta: Vector, other: Vector, chunk: Chunk, rows: Rows
     ) -> tuple[Vector, Vector, Vector, Vector]:
-        """Of outcomes of either place: weights at θ, scores at both places, and by how much weights differ at the other one.
-
-        Drawn ones are of one place only each. Scores at the other one count where the outcome is of this one.
-        """
+        """Of outcomes at θ: weights, scores at both places, and by how much weights differ at the other one."""
         if self._values is not None:
             weights, (here, there) = self._at(theta, [theta, other], chunk, rows, _DRAWN)
             elsewhere = self._probabilities(other, self._with_every_value(rows))
             return weights, here, there, elsewhere - weights
         q = self._gradients.width
 
-        def triples(some: Rows) -> Vector:
-            here, there = self._outcomes.alike(
-                [partial(self._draw, at, some) for at in (theta, other)]
-            )
-            of = (theta, here), (theta, there), (other, here)
-            return np.column_stack([self._gradients.evaluate(*pair) for pair in of])
+        def pairs(some: Rows) -> Vector:
+            drawn = self._draw(theta, some)
+            here, there = (self._likelihood.evaluate_rows(p, drawn) for p in (theta, other))
+            scores = [self._gradients.evaluate(p, drawn) for p in (theta, other)]
+            return np.column_stack([*scores, there - here])
 
         drawn = np.stack(
-            [self._likelihood.shielded(triples, rows, (3 * q,)) for _ in range(_DRAWN)]
+            [self._likelihood.shielded(pairs, rows, (2 * q + 1,)) for _ in range(_DRAWN)]
         )
-        here, there, elsewhere = np.split(drawn, 3, axis=2)
-        none = np.zeros(drawn.shape[:2])
-        of_here = none + 1 / _DRAWN
-        weights, shifted = (np.concatenate(w) for w in ((of_here, none), (-of_here, of_here)))
-        both = np.concatenate([here, there])
-        return weights, both, np.concatenate([elsewhere, 0 * there]), shifted
+        weights = np.full(drawn.shape[:2], 1 / _DRAWN)
+        ratios = np.exp(np.minimum(np.nan_to_num(drawn[:, :, -1]), _FURTHEST))
+        shifted = (ratios - ratios.mean(axis=0)) / (_DRAWN - 1)
+        return weights, drawn[:, :, :q], drawn[:, :, q : 2 * q], shifted
 
     def _at_draw(self, theta: Vector, places: Sequence[Vector], rows: Rows) -> Vector:
         """Scores at one draw of outcomes, those at all places side by side."""

@@ -70,7 +70,7 @@ class GroupScore:
     .. math:: \tfrac12 \bigl((E_{\theta'} - E_\theta)[\operatorname{clip}_b(z(\theta))] + E_\theta[\operatorname{clip}_b(z(\theta')) -
         \operatorname{clip}_b(z(\theta))]\bigr)
 
-    is taken off, too, with outcomes drawn at both places, or all that there are with their probabilities.
+    is taken off, too. Outcomes of both are those at θ, weighted by their probabilities at θ'.
 
     Parameters
     ----------

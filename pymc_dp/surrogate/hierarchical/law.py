@@ -4,7 +4,6 @@ Here :math:`\tilde\psi = (\varphi, \alpha + R\varphi)`: the score in φ, rows gi
 it, and noise in rows is none in φ. J has a block for φ, a small block for every row, and what couples tables.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,6 @@ from pymc_dp.linalg import Vector
 from pymc_dp.surrogate.hierarchical.evaluation import Slope
 from pymc_dp.surrogate.hierarchical.information import Information
 from pymc_dp.surrogate.hierarchical.structured import Structured
-
-_AS_WELL_OFF = 0.3
-"""Posterior sds by which a gradient in φ may be off and the law is right, as for public designs."""
 
 
 @dataclass(frozen=True)
@@ -189,12 +185,6 @@ def pooled(
                 )
                 beta[:p] -= Vi.T @ off
                 S_common = S_common + Vi.T @ np.diag(sd**2) @ Vi
-        # What the last gradient contradicts beyond chance, in that direction.
-        off = rhs[-1][:p] - sum(W @ x[:p] for W, x in zip(B, rhs, strict=True))
-        expected = slopes[-1].covariance + _AS_WELL_OFF**2 * J.own_blocks[0][0]
-        square = float(off @ np.linalg.solve(expected, off))
-        by_chance = p + 2 * math.sqrt(2 * p)
-        S_common = S_common + np.outer(off, off) * max(0.0, 1 - by_chance / max(square, 1e-300))
     S_rows = S_rows + unsure(*far(at_rows))[1]
     return GroupLaw(centre, beta, J, _blocks(S_common, S_rows, shape), R)
 
