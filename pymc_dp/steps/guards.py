@@ -55,7 +55,7 @@ def refuse_moved(
     """Refuse a chain that moves between our iterations: a step that is not ours moves it."""
     if set(point) != set(names) or (
         left_at is not None
-        and any(not np.array_equal(point[name], left_at[name]) for name in left_at)
+        and any(not np.array_equal(point[name], left_at[name], equal_nan=True) for name in left_at)
     ):
         raise UnsupportedModelError(
             "Something else moves this chain besides the private step: another step method, "

@@ -243,6 +243,8 @@ class _Run:
 
     def surrogate(self, r: Posterior) -> NormalSurrogate:
         """All that was found."""
+        if not (np.isfinite(r.mean).all() and np.isfinite(r.covariance).all()):
+            raise np.linalg.LinAlgError("what noise left has no law")
         last = self.estimates[-1].at
         return NormalSurrogate(
             posterior=r, V=last.V, gradient_clip=last.bound, hessian_clip=last.largest, surprise=self.surprise,
