@@ -243,7 +243,7 @@ class _Run:
 
     def surrogate(self, r: Posterior) -> NormalSurrogate:
         """All that was found."""
-        if not (np.isfinite(r.mean).all() and np.isfinite(r.covariance).all()):
+        if not all(np.isfinite(x).all() for x in (r.mean, r.covariance, r.privacy_shifts)):
             raise np.linalg.LinAlgError("what noise left has no law")
         last = self.estimates[-1].at
         return NormalSurrogate(
