@@ -133,9 +133,10 @@ def _one_each(v: Variable, rows: Collection[Variable], rowwise: Collection[Varia
         parts = node.inputs if node.op.new_order[:1] == (0,) else []
     elif isinstance(node.op, Subtensor):
         parts = node.inputs[:1] if node.op.idx_list[0] == slice(None) else []
-    else:  # of a public table, as of districts' regions
-        parts = [node.inputs[place] for place, _ in index_axes(node)]
-        parts = parts if len(index_axes(node)) == 1 == len(node.inputs) - 1 else []
+    else:  # of a table that is no record's, as of districts' regions
+        axes = index_axes(node)
+        alone = len(axes) == 1 == len(node.inputs) - 1 and node.inputs[0] not in rowwise
+        parts = [node.inputs[1]] if alone else []
     return bool(parts) and all(_one_each(u, rows, rowwise) for u in parts)
 
 

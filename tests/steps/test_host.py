@@ -11,6 +11,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.compat import CHAIN_START, from_groups, groups_of, root_attrs
+from pymc_dp.steps.guards import refuse_moved
 from pymc_dp.steps.statistics import STATS
 
 
@@ -468,3 +469,12 @@ def test_a_coupled_model_is_refused_by_a_step(fast):
     ):
         with pytest.raises(dp.UnsupportedModelError, match="depends on other records"):
             kind(epsilon=1.0, chains=1, draws=5, model=model, **fast)
+
+
+def test_a_chain_at_what_is_not_a_number_has_not_moved():
+    """Draws that overflowed are paid for, too; another step that leaves from there still has moved the chain."""
+    at = {"a": np.array([np.nan, 1.0]), "k": np.array(3)}
+    refuse_moved(copy.deepcopy(at), at.keys(), at)
+    for other in (np.array([0.0, 1.0]), np.array([np.nan, 2.0])):
+        with pytest.raises(dp.UnsupportedModelError, match="Something else moves this chain"):
+            refuse_moved({**at, "a": other}, at.keys(), at)

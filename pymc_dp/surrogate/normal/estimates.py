@@ -23,9 +23,10 @@ _RESOLVED = 0.1
 """Eigenvalue of the posterior's precision, in the coordinates that should have made it 1, from which a direction is resolved."""
 _SPREAD, _STANDS_OUT = 3.0, 4.0
 """By how much the posterior's precision may differ between directions, in parts of its mean, as far as nothing is seen of it; and that mean, in
-sds of its noise, from which on it is not just 1."""
+sds of its noise, from which on it is not just 1: noise alone is above in one of 30,000. In 32 runs of 2,000 records, 10 coefficients and ε = 1 errors are 1.8, 1.7,
+1.7 and 1.9 times the limit with 2, 3, 5 and 10 for the first. The second was not measured."""
 _DROWNED = 0.3
-"""Least eigenvalue that is believed, in parts of √½ of the largest of the noise's own. With 2,000 records, 10 coefficients and ε = 1, squares of
+"""Least eigenvalue that is believed, in parts of √½ of the largest of the noise's own. Without the mean of all, with 2,000 records, 10 coefficients and ε = 1, squares of
 errors over reported variances are 1.1, 1.5 and 2.4 with .2, .3 and .5, with 25,000 and 50 they are .99, .93 and .9."""
 _LEAST = 0.05
 """A query may widen the coordinates by the inverse root of this: noise has no more to say than that."""
@@ -127,7 +128,7 @@ def estimate(
     part = 1 / (1 + d * (sd / (_SPREAD * average)) ** 2)
     alike = average * np.eye(d)
     values, U = np.linalg.eigh(denoised(alike + part * (P - alike), part * sd))
-    resolved = bool(values.min() > max(floor, _RESOLVED)) and not at.saturated
+    resolved = bool(values[0] > max(floor, _RESOLVED)) and not at.saturated
     # What noise drowns keeps the coordinates that it had.
     values = np.maximum(values, min(floor, 1.0))
     values = np.maximum(values, _LEAST if before else 1e-9)
