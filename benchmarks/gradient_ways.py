@@ -59,7 +59,7 @@ def banana(d):
 
 def multivariate(d):
     mean = pm.Normal("mean", 0, 1, shape=d)
-    pm.MvNormal("y", mean, cov=np.eye(d) + 0.5, observed=pm.Data("Y", rows(d)))
+    pm.MvNormal("y", mean, cov=pm.Data("cov", np.eye(d) + 0.5), observed=pm.Data("Y", rows(d)))
 
 
 def covariance(d):
@@ -116,7 +116,7 @@ def main() -> None:
     for build, size in CASES:
         with pm.Model() as model:
             build(size)
-        compiled = dp.compile(model)
+        compiled = dp.compile(model, public=[v for v in model.named_vars if v == "cov"])
         theta = compiled.parameters.start + 0.1
         chosen = compiled.gradients.method
         times = {}
