@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +42,6 @@ _DRAWN = 8
 tenth larger (``benchmarks/surrogate_constants.py``)."""
 _MOST_VALUES = 12
 """Categories up to which all of them are taken, each with its probability: more would cost more passes than draws do."""
-_FURTHEST = 2.0
-"""Nats by which an outcome counts as more probable at another place, at most: without an end, one draw in a far place would count for all.
-Where groups are known to a third of a record's own sd, no outcome in a hundred thousand is above."""
 _TRIED = 64
 """Made-up records until there is one that an outcome can be drawn for. Three quarters of their numbers are above 0: with six
 that have to be, all fail in one model of three hundred thousand."""
@@ -234,26 +232,31 @@ class SimulatedScores:
     def _at_both(
         self, theta: Vector, other: Vector, chunk: Chunk, rows: Rows
     ) -> tuple[Vector, Vector, Vector, Vector]:
-        """Of outcomes at θ: weights, scores at both places, and by how much weights differ at the other one."""
+        r"""Of outcomes: weights at θ, scores at both places, and by how much weights differ at the other one.
+
+        Outcomes are drawn half at either place, as one of both, and weighted by their probability at each place in that mixture's
+        (:math:`p_\theta / \tfrac12 (p_\theta + p_{\theta'}) = 1 - \tanh \tfrac12 (\log p_{\theta'} - \log p_\theta)`: the balance heuristic of
+        Veach and Guibas, SIGGRAPH 1995): no outcome counts for more than two, however far apart the places are.
+        """
         if self._values is not None:
             weights, (here, there) = self._at(theta, [theta, other], chunk, rows, _DRAWN)
             elsewhere = self._probabilities(other, self._with_every_value(rows))
             return weights, here, there, elsewhere - weights
         q = self._gradients.width
 
-        def pairs(some: Rows) -> Vector:
-            drawn = self._draw(theta, some)
+        def seen(some: Rows, at: Vector) -> Vector:
+            drawn = self._draw(at, some)
             here, there = (self._likelihood.evaluate_rows(p, drawn) for p in (theta, other))
             scores = [self._gradients.evaluate(p, drawn) for p in (theta, other)]
             return np.column_stack([*scores, there - here])
 
-        drawn = np.stack(
-            [self._likelihood.shielded(pairs, rows, (2 * q + 1,)) for _ in range(_DRAWN)]
-        )
-        weights = np.full(drawn.shape[:2], 1 / _DRAWN)
-        ratios = np.exp(np.minimum(np.nan_to_num(drawn[:, :, -1]), _FURTHEST))
-        shifted = (ratios - ratios.mean(axis=0)) / (_DRAWN - 1)
-        return weights, drawn[:, :, :q], drawn[:, :, q : 2 * q], shifted
+        drawn = np.stack([
+            self._likelihood.shielded(partial(seen, at=at), rows, (2 * q + 1,))
+            for at in (theta, other)
+            for _ in range(_DRAWN // 2)
+        ])  # fmt: skip
+        tilt = np.tanh(np.nan_to_num(drawn[:, :, -1]) / 2)
+        return (1 - tilt) / _DRAWN, drawn[:, :, :q], drawn[:, :, q : 2 * q], 2 * tilt / _DRAWN
 
     def _at_draw(self, theta: Vector, places: Sequence[Vector], rows: Rows) -> Vector:
         """Scores at one draw of outcomes, those at all places side by side."""

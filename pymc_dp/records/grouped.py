@@ -70,7 +70,7 @@ class GroupScore:
     .. math:: \tfrac12 \bigl((E_{\theta'} - E_\theta)[\operatorname{clip}_b(z(\theta))] + E_\theta[\operatorname{clip}_b(z(\theta')) -
         \operatorname{clip}_b(z(\theta))]\bigr)
 
-    is taken off, too. Outcomes of both are those at θ, weighted by their probabilities at θ'.
+    is taken off, too. Outcomes are drawn at both places, and count for each by their probabilities.
 
     Parameters
     ----------

@@ -74,6 +74,8 @@ class Slope(NamedTuple):
         Of the noise in rows; all of it is independent.
     seen : bool
         Whether units' sizes stood out of the noise; if not, the bound means nothing, and the score says nothing.
+    of_common : bool
+        Whether it tells of φ, too.
     """
 
     psi: Vector
@@ -82,6 +84,7 @@ class Slope(NamedTuple):
     covariance: Vector
     variance: Vector
     seen: bool
+    of_common: bool = True
 
 
 def flat(R: Sequence[Vector], shape: Shape) -> Vector:
@@ -142,11 +145,11 @@ class Evaluator:
 
     def slope(
         self, theta: Vector, psi: Vector, preconditioner: Preconditioner, counts: float, share: float, beyond: float,
-        other: Vector, parts: Sequence[Vector],
+        other: Vector | None, parts: Sequence[Vector],
     ) -> Slope:  # fmt: skip
         """Score at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`.
 
-        It is seen from another place, too. A clipped score tells less of where the mode is than its information says, and is made longer by
+        If another place is given, it is seen from there, too. A clipped score tells less of where the mode is than its information says, and is made longer by
         that, as if that part were the same in all directions. What was clipped may point one way in φ; rows have `parts` of it, shape (groups, columns) of
         every table, as each of the units clipped has one row only.
         """

@@ -181,7 +181,8 @@ class _Run:
                 moved <= s.arrived * self.root_n or self.measure.spent > s.all_from_afar
             ):
                 break
-            self.curvatures, self.slopes = [], []
+            self.curvatures = []
+            self.slopes = [one._replace(of_common=False) for one in self.slopes]
             moved = self.evaluate(self.far, s.beyond_afar, False)
             on_progress(f"query {self.n_evaluations} from afar")
             if self.drowned:
@@ -213,11 +214,12 @@ class _Run:
         """
         s, shape, before = SETTINGS, self.shape, self.measure.spent
         counts = max(s.sizes * share, min(self.counts, share / 5))
-        here, elsewhere, other = (theta + self.held_back for theta in self.model.drawn(self.rng, 3))
+        here, elsewhere, third = (theta + self.held_back for theta in self.model.drawn(self.rng, 3))
+        other: Vector | None = third
         if not near:
             # Far draws lie so far apart that what a row's information is at one says too little of it at the other: with two places, of
             # four data sets of crossed factors with next to no noise none arrived; with one, and with how φ bends rows in the law, all did.
-            elsewhere = here
+            elsewhere, other = here, None
         psi, there = self.model.psi_at(here), self.model.psi_at(elsewhere)
         features = [
             features_of(at, mean) * s.features
@@ -308,7 +310,7 @@ class _Run:
         step += law.R @ step[: shape.p]
         variances = uncertain.spread(law.R) + covariance.spread(law.R)
         moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
-        if not moved < s.nowhere * self.root_n:
+        if not (moved < s.nowhere * self.root_n and (variances[: shape.p] > 0).all()):
             raise SearchLost(
                 f"next to nothing was learnt, and query {self.n_evaluations} led nowhere"
             )

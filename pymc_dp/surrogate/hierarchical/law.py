@@ -102,8 +102,8 @@ def pooled(
     covariance : Structured
         How sure that is.
     last : bool
-        Whether nothing is asked any more: only then groups' effects may hang together with covariates. On the way, places would be
-        drawn far from each other for it.
+        Whether nothing is asked any more: only then groups' effects may hang together with covariates, and gradients contradict each other.
+        On the way, places would be drawn far from each other for it.
     """
     p, R = shape.p, information.Q
     J = information.J.sheared(information.R - R)
@@ -122,11 +122,14 @@ def pooled(
     def bent(squares: Vector, common: Vector) -> tuple[Vector, Vector]:
         """By third derivatives: covariance in φ, variances in rows. How far φ is away bends rows' gradients, too, and the other way round.
 
-        Without, rows were taken for exact where φ was far off, and what they say of φ by their prior led to and fro.
+        Without, rows were taken for exact where φ was far off, and what they say of φ by their prior led to and fro. What rows' distances add to
+        φ's gradients is taken off as it is expected; how far chance makes them longer or shorter is in φ's covariance, as large as a normal
+        outcome's σ has it.
         """
         v, by_common = squares[p:], float(np.trace(known @ common)) / n_units
         change = by_common + float(own @ v) / n_units
-        in_common = Vi.T @ (known @ common @ known * change / 4) @ Vi
+        by_chance = float(np.sum((own * v) ** 2)) / n_units
+        in_common = Vi.T @ (known @ common @ known * change / 4 + known * by_chance) @ Vi
         v = v + by_common / np.maximum(per_unit, 1e-300)
         return in_common, _of_rows(per_unit * v, shape) * v * own**2 / 4
 
@@ -154,7 +157,7 @@ def pooled(
         of_common = slope.covariance + (D[p:] * slope.variance[:, None]).T @ D[p:]
         bent_common, bent_rows = bent(squares, common)
         noise.append((of_common + bent_common, slope.variance + bent_rows))
-        Q.append(np.linalg.inv(noise[-1][0] + unsure_common))
+        Q.append(np.linalg.inv(noise[-1][0] + unsure_common) * slope.of_common)
         q.append(1 / (noise[-1][1] + unsure_rows))
         rhs.append(gradient + J @ (psi - centre - R @ centre[:p]))
         places.append(psi)
@@ -165,6 +168,13 @@ def pooled(
         sum(w * x[p:] for w, x in zip(b, rhs, strict=True)),
     ])  # fmt: skip
     S_common = sum(W @ cov @ W.T for W, (cov, _) in zip(B, noise, strict=True))
+    if last:
+        # Where gradients contradict each other by more than their noise, the law is that much wider: Birge's ratio (Phys. Rev. 40, 1932).
+        contradicted = sum(
+            (x[:p] - beta[:p]) @ W @ (x[:p] - beta[:p]) for x, W in zip(rhs, Q, strict=True)
+        )
+        free = p * (sum(slope.of_common for slope in slopes) - 1)
+        S_common = S_common * max(1.0, float(contradicted) / max(free, 1))
     S_rows = sum(w**2 * var for w, (_, var) in zip(b, noise, strict=True))
     # Where the evaluations were, as each part weighs them.
     at_common = sum(np.trace(W) / max(p, 1) * x for W, x in zip(B, places, strict=True))
