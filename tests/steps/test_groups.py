@@ -838,6 +838,24 @@ def test_a_query_that_leads_nowhere_returns_the_prior(monkeypatch, caplog):
     assert step.guarantee.diagnostics["usable"] == 0
 
 
+def test_a_law_of_no_variance_returns_the_prior(monkeypatch, caplog):
+    """Noisy information may be that of no law: a run that was paid for returns all the same."""
+    k, X, y, _ = grouped()
+    with grouped_model(k, X, y):
+        step = dp.DPSurrogate(draws=10, chains=1, epsilon=3.0, compile_kwargs=FAST)
+    covariance = GroupLaw.covariance
+
+    def negative(self, prior_sds):
+        found = covariance(self, prior_sds)
+        return Structured([-found.blocks[0], *found.blocks[1:]], found.U, found.M)
+
+    monkeypatch.setattr(GroupLaw, "covariance", negative)
+    with caplog.at_level("WARNING", logger="pymc.dp"):
+        step.release()
+    assert "led nowhere" in caplog.text
+    assert step.guarantee.diagnostics["usable"] == 0
+
+
 def test_an_index_that_is_written_twice_is_one_table():
     """By identity: two arrays that only happen to agree are two, or the graph would tell of records."""
     rng = np.random.default_rng(0)
