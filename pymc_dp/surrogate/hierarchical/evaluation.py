@@ -74,6 +74,8 @@ class Slope(NamedTuple):
         Of the noise in rows; all of it is independent.
     seen : bool
         Whether units' sizes stood out of the noise; if not, the bound means nothing, and the score says nothing.
+    of_common : bool
+        Whether it tells of φ, too.
     """
 
     psi: Vector
@@ -82,6 +84,7 @@ class Slope(NamedTuple):
     covariance: Vector
     variance: Vector
     seen: bool
+    of_common: bool = True
 
 
 def flat(R: Sequence[Vector], shape: Shape) -> Vector:

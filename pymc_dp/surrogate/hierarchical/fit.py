@@ -181,7 +181,8 @@ class _Run:
                 moved <= s.arrived * self.root_n or self.measure.spent > s.all_from_afar
             ):
                 break
-            self.curvatures, self.slopes = [], []
+            self.curvatures = []
+            self.slopes = [one._replace(of_common=False) for one in self.slopes]
             moved = self.evaluate(self.far, s.beyond_afar, False)
             on_progress(f"query {self.n_evaluations} from afar")
             if self.drowned:

@@ -157,7 +157,7 @@ def pooled(
         of_common = slope.covariance + (D[p:] * slope.variance[:, None]).T @ D[p:]
         bent_common, bent_rows = bent(squares, common)
         noise.append((of_common + bent_common, slope.variance + bent_rows))
-        Q.append(np.linalg.inv(noise[-1][0] + unsure_common))
+        Q.append(np.linalg.inv(noise[-1][0] + unsure_common) * slope.of_common)
         q.append(1 / (noise[-1][1] + unsure_rows))
         rhs.append(gradient + J @ (psi - centre - R @ centre[:p]))
         places.append(psi)
@@ -173,7 +173,7 @@ def pooled(
         contradicted = sum(
             (x[:p] - beta[:p]) @ W @ (x[:p] - beta[:p]) for x, W in zip(rhs, Q, strict=True)
         )
-        free = p * (len(slopes) - 1)
+        free = p * (sum(slope.of_common for slope in slopes) - 1)
         S_common = S_common * max(1.0, float(contradicted) / max(free, 1))
     S_rows = sum(w**2 * var for w, (_, var) in zip(b, noise, strict=True))
     # Where the evaluations were, as each part weighs them.
