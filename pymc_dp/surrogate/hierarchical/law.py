@@ -173,7 +173,7 @@ def pooled(
         contradicted = sum(
             (x[:p] - beta[:p]) @ W @ (x[:p] - beta[:p]) for x, W in zip(rhs, Q, strict=True)
         )
-        free = p * (sum(slope.of_common for slope in slopes) - 1)
+        free = p * (len(slopes) - 1)
         S_common = S_common * max(1.0, float(contradicted) / max(free, 1))
     S_rows = sum(w**2 * var for w, (_, var) in zip(b, noise, strict=True))
     # Where the evaluations were, as each part weighs them.
