@@ -1,6 +1,7 @@
 """Models of many groups: what is cut, what is summed, what is learnt, and what it rests on."""
 
 import functools
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -30,10 +31,11 @@ from pymc_dp.records.queries import expected
 from pymc_dp.records.sums import LocalRecords
 from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups, law_model
 from pymc_dp.surrogate.hierarchical import fit
-from pymc_dp.surrogate.hierarchical.evaluation import Slope
+from pymc_dp.surrogate.hierarchical.bends import bends
+from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.information import Information
-from pymc_dp.surrogate.hierarchical.law import GroupLaw, pooled
+from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, pooled
 from pymc_dp.surrogate.hierarchical.seen import features_of
 from pymc_dp.surrogate.hierarchical.shrinkage import Sums, shrunk_positive, shrunk_ratios
 from pymc_dp.surrogate.hierarchical.structured import Structured
@@ -458,11 +460,12 @@ def a_slope(m, of_scale=0.0, variance=0.0, of_common=True):
     return Slope(none, np.zeros((m + 1, 1)), gradient, np.full((1, 1), variance), none[1:], True, of_common)  # fmt: skip
 
 
-def law_of(slopes, sizes, unsure, last=False):
+def law_of(slopes, sizes, unsure, last=False, bends=(1.0,)):
     """What gradients say of normal outcomes."""
     information, covariance = of_normal_outcomes(sizes, unsure)
     m, n, none = len(sizes), float(sizes.sum()), np.zeros(len(sizes) + 1)
-    return pooled(slopes, information, Shape(1, ((m, 1),), (0,)), n, none, none, covariance, last)
+    believed = Belief.of(none, covariance, np.zeros((m + 1, 1)))
+    return pooled(slopes, information, Shape(1, ((m, 1),), (0,)), n, none, believed, bends, last)
 
 
 def test_chance_in_rows_distances_is_in_the_law_of_a_scale():
@@ -493,6 +496,50 @@ def test_gradients_from_afar_tell_of_rows_only():
     np.testing.assert_allclose(both.beta, one.beta)
     np.testing.assert_allclose(both.S[0], one.S[0])
     np.testing.assert_allclose(both.S[1], one.S[1] / 2)
+
+
+def a_curvature(rng, sizes, places, levels, noise):
+    """Information of rows at places, with noise."""
+    m = len(sizes)
+    V = Preconditioner(np.eye(1), (np.full(1, 0.5),), (np.zeros((m, 1, 1)),))
+    rows = 0.25 * sizes * levels + noise * rng.normal(size=m)
+    none = np.zeros((m, 1, 1))
+    return Curvature(
+        np.concatenate([[0.0], places]), V, none[0], [rows.reshape(m, 1, 1)], [none], none[0], (none,), {"rows": noise}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("link", ["log", "logit", "identity"])
+def test_how_much_rows_information_changes_is_seen_in_it(link):
+    """Of a Poisson outcome of mean λ it changes by its way, and i = λ: κ = 1 / λ. Of a logit κ = (1 - 2p)² / p (1 - p); of a normal outcome 0, whatever σ is."""
+    rng, m = np.random.default_rng(8), 300
+    sizes = np.exp(rng.normal(5, 0.5, m))
+    middle = math.log(6) if link == "log" else 1.5
+    seen = []
+    for level in (1.0, 4.0, 2.0, 1.0):
+        places = middle + 0.3 * rng.normal(size=m)
+        p = 1 / (1 + np.exp(-places))
+        levels = {"log": np.exp(places), "logit": p * (1 - p), "identity": np.full(m, level)}[link]
+        seen.append(a_curvature(rng, sizes, places, levels, 0.03 * sizes.mean() * levels.mean()))
+    mean = 4 * np.mean([o.rows[0] for o in seen], axis=0)
+    U = np.zeros((m + 1, 0))
+    J = Structured([np.ones((1, 1, 1)), mean], U, np.zeros((0, 0)))
+    (found,) = bends(seen, J, Shape(1, ((m, 1),), (0,)), float(sizes.sum()))
+    p = 1 / (1 + math.exp(-middle))
+    wanted = {"log": 1 / 6, "logit": (1 - 2 * p) ** 2 / (p * (1 - p)), "identity": 0.0}[link]
+    # Beside six pairs there is what was believed before, 1 with the weight of half a pair.
+    np.testing.assert_allclose(found, (6 * wanted + 0.5) / 6.5, rtol=0.25, atol=0.01)
+    hidden = [o._replace(sd={"rows": 1e5 * o.sd["rows"]}) for o in seen]
+    np.testing.assert_allclose(bends(hidden, J, Shape(1, ((m, 1),), (0,)), float(sizes.sum())), 1.0, atol=0.05)  # fmt: skip
+
+
+def test_rows_whose_information_does_not_change_are_believed_from_afar():
+    """Of a normal outcome a far gradient is right, and a row is known by it but for its noise."""
+    sizes, unsure = np.full(10, 30.0), np.full(10, 4.0)
+    slope = a_slope(10)._replace(variance=np.full(10, 9.0))
+    bent, straight = (law_of([slope], sizes, unsure, bends=(x,)) for x in (1.0, 0.0))
+    np.testing.assert_allclose(straight.S[1], 9.0)
+    np.testing.assert_allclose(bent.S[1][:, 0, 0], 9.0 + 30**2 * 4.0 * 4.0 / 4)
 
 
 def test_nothing_is_expected_of_scores_that_are_not_clipped():

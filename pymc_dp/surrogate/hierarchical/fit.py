@@ -16,10 +16,11 @@ import numpy as np
 from pymc_dp.linalg import Vector, inverse_root
 from pymc_dp.records.grouped import Preconditioner
 from pymc_dp.records.measurements import Measurements
+from pymc_dp.surrogate.hierarchical.bends import bends
 from pymc_dp.surrogate.hierarchical.draws import LawModel, Mode
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Evaluator, Slope
 from pymc_dp.surrogate.hierarchical.information import Information, informed
-from pymc_dp.surrogate.hierarchical.law import GroupLaw, diagonal_blocks, pooled
+from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, diagonal_blocks, pooled
 from pymc_dp.surrogate.hierarchical.seen import features_of
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
@@ -71,8 +72,8 @@ class GroupSettings:
     """The same of information, of which what is clipped points one way."""
     of_units: float = 1e-4
     """Share of the number of units, where that is private: it sets scales only."""
-    guesses: int = 3
-    """How often the law's noise is computed anew at the law's own mode."""
+    guesses: int = 4
+    """How often the law's noise is computed anew at the law's own mode: at a first one, and at what is half-way between two, which has settled to a few percent then."""
 
 
 _OF_NOISE = 4.0
@@ -158,6 +159,7 @@ class _Run:
         )
         self.prior = np.concatenate([sds, self.mode.prior_sds[shape.p :]])
         self.curvatures: list[Curvature] = []
+        self.since = 0  # the first of these that counts, but for how they differ
         self.slopes: list[Slope] = []
         self.n_evaluations = 0
         self.held_back = np.zeros(len(self.mode.theta))
@@ -181,15 +183,14 @@ class _Run:
                 moved <= s.arrived * self.root_n or self.measure.spent > s.all_from_afar
             ):
                 break
-            self.curvatures = []
-            # Rows keep what was learnt of them. Where they forget, errors in φ are a seventh larger, of 160 schools' pupils at ε = 3 (40 runs each). With next to no
-            # noise that has a price: one or two of eight searches for correlated effects are lost, without it none.
+            self.since = len(self.curvatures)
+            # Rows keep what was learnt of them. Where they forget, errors in φ are a seventh larger, of 160 schools' pupils at ε = 3 (40 runs each).
             self.slopes = [one._replace(of_common=False) for one in self.slopes]
             moved = self.evaluate(self.far, s.beyond_afar, False)
             on_progress(f"query {self.n_evaluations} from afar")
             if self.drowned:
                 self.far *= 2
-        self.curvatures, self.slopes = [], []
+        self.since, self.slopes = len(self.curvatures), []
         left = 1 - self.measure.spent
         for k, part in enumerate(s.near):
             last = k + 1 == len(s.near)
@@ -239,7 +240,11 @@ class _Run:
             )
         )
         information = informed(
-            self.curvatures, shape, self.mode.psi, self.covariance.diagonal, self.coupled
+            self.curvatures[self.since :],
+            shape,
+            self.mode.psi,
+            self.covariance.diagonal,
+            self.coupled,
         )
         preconditioner = self._balanced(information, self._white(information), near)
         rest = share - (self.measure.spent - before) - counts
@@ -301,14 +306,18 @@ class _Run:
         s, shape, n = SETTINGS, self.shape, self.n
         before = self.mode.theta + self.held_back
         psi = self.model.psi_at(before)
-        mode, prior = psi, self.prior
-        covariance = uncertain = self.covariance
-        for _ in range(s.guesses):
-            law = pooled(self.slopes, information, shape, n, psi, mode, covariance, last)
+        R, prior, uncertain = information.Q, self.prior, self.covariance
+        kappa = bends(self.curvatures, information.J, shape, n)
+        believed = Belief.of(psi, uncertain, R)
+        for guess in range(s.guesses):
+            law = pooled(self.slopes, information, shape, n, psi, believed, kappa, last)
             self.model.put(law.centre, law.k, law.K)
             self.mode = self.model.mode()
             prior = np.concatenate([prior[: shape.p], self.mode.prior_sds[shape.p :]])
-            mode, covariance = self.mode.psi, law.covariance(prior)
+            covariance = law.covariance(prior)
+            now = Belief.of(self.mode.psi, covariance, R)
+            # A gradient that is believed moves the mode far, and one that is far from the mode is not believed: so half the way, or guesses go to and fro.
+            believed = now.half_way(believed) if guess else now
         self.law, self.prior, self.covariance = law, prior, covariance
         step = self.mode.psi - psi
         step += law.R @ step[: shape.p]

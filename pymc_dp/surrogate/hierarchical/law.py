@@ -7,6 +7,7 @@ it, and noise in rows is none in φ. J has a block for φ, a small block for eve
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,6 +75,32 @@ class GroupLaw:
         return self.K.plus(diagonal_blocks(self.J, prior_sds**-2.0)).inverse
 
 
+class Belief(NamedTuple):
+    """Where ψ is thought to be, and how sure that is.
+
+    Parameters
+    ----------
+    mode : ndarray, shape (n,)
+    variances : ndarray, shape (n,)
+        Of ψ̃.
+    of_rows : ndarray, shape (n - p,)
+        Of α.
+    """
+
+    mode: Vector
+    variances: Vector
+    of_rows: Vector
+
+    @classmethod
+    def of(cls, mode: Vector, covariance: Structured, R: Vector) -> "Belief":
+        """By the covariance of ψ."""
+        return cls(mode, covariance.spread(R), covariance.diagonal[R.shape[1] :])
+
+    def half_way(self, other: "Belief") -> "Belief":
+        """Between two."""
+        return Belief(*((x + y) / 2 for x, y in zip(self, other, strict=True)))
+
+
 def diagonal_blocks(like: Structured, values: Vector) -> list[Vector]:
     """A diagonal matrix as blocks of the same sizes as another's."""
     parts = like.parts(values)
@@ -82,7 +109,7 @@ def diagonal_blocks(like: Structured, values: Vector) -> list[Vector]:
 
 def pooled(
     slopes: Sequence[Slope], information: Information, shape: Shape, n_units: float,
-    centre: Vector, mode: Vector, covariance: Structured, last: bool,
+    centre: Vector, believed: Belief, bends: Sequence[float], last: bool,
 ) -> GroupLaw:  # fmt: skip
     r"""Gradients as observations of one :math:`J(\tilde\psi_* - \tilde\psi_0)`, each with its own doubts.
 
@@ -97,10 +124,9 @@ def pooled(
     n_units : float
     centre : ndarray, shape (n,)
         :math:`\psi_0`.
-    mode : ndarray, shape (n,)
-        Where ψ is thought to be.
-    covariance : Structured
-        How sure that is.
+    believed : Belief
+    bends : sequence of float
+        κ of every table: :func:`~pymc_dp.surrogate.hierarchical.bends.bends`.
     last : bool
         Whether nothing is asked any more: only then groups' effects may hang together with covariates, and gradients contradict each other.
         On the way, places would be drawn far from each other for it.
@@ -113,8 +139,8 @@ def pooled(
         np.tile(rows.reshape(-1, r).sum(axis=0) / n_units, len(rows) // r)
         for rows, r in ((np.ravel(J.diagonal[a:b]), r) for a, b, r in _spans(shape))
     ])  # fmt: skip
-    variances, of_rows = covariance.spread(R), covariance.diagonal[p:]
-    moved = mode + R @ mode[:p]
+    moved, variances = believed.mode + R @ believed.mode[:p], believed.variances
+    kappa = np.repeat(bends, [b - a for a, b, _ in _spans(shape)])
 
     V = information.preconditioner.V
     known = V.T @ information.J.blocks[0][0] @ V
@@ -127,11 +153,11 @@ def pooled(
         outcome's σ has it.
         """
         v, by_common = squares[p:], float(np.trace(known @ common)) / n_units
-        change = by_common + float(own @ v) / n_units
+        change = by_common + float(own @ (kappa * v)) / n_units
         by_chance = float(np.sum((own * v) ** 2)) / n_units
         in_common = Vi.T @ (known @ common @ known * change / 4 + known * by_chance) @ Vi
-        v = v + by_common / np.maximum(per_unit, 1e-300)
-        return in_common, _of_rows(per_unit * v, shape) * v * own**2 / 4
+        changes = by_common + _of_rows(kappa * per_unit * v, shape)
+        return in_common, changes * (v + by_common / np.maximum(per_unit, 1e-300)) * own**2 / 4
 
     def unsure(squares: Vector, common: Vector) -> tuple[Vector, Vector]:
         """By what is not known of J."""
@@ -190,7 +216,7 @@ def pooled(
             for c in range(r):
                 here = slice(first - p + c, end - p, r)
                 off, sd = (
-                    (x[here] * of_rows[here, None]).sum(axis=0)
+                    (x[here] * believed.of_rows[here, None]).sum(axis=0)
                     for x in (information.slope, information.unsure_slope)
                 )
                 beta[:p] -= Vi.T @ off
