@@ -73,7 +73,8 @@ class GroupSettings:
     of_units: float = 1e-4
     """Share of the number of units, where that is private: it sets scales only."""
     guesses: int = 4
-    """How often the law's noise is computed anew at the law's own mode: at a first one, and at what is half-way between two, which has settled to a few percent then."""
+    """How often the law's noise is computed anew at the law's own mode: at a first one, and at what is half-way between two. With twice as many the sd of φ's noise
+    is the same to 5 % in 31 of 36 laws of three models, to a fifth in all; without going half-way, guesses of 200 groups' normal outcomes went between two sds of which one is 13 times the other."""
 
 
 _OF_NOISE = 4.0
