@@ -74,7 +74,7 @@ class GroupSettings:
     """Share of the number of units, where that is private: it sets scales only."""
     guesses: int = 4
     """How often the law's noise is computed anew at the law's own mode: at a first one, and at what is half-way between two. With twice as many the sd of φ's noise
-    is the same to 5 % in 31 of 36 laws of three models, to a fifth in all; without going half-way, guesses of 200 groups' normal outcomes went between two sds of which one is 13 times the other."""
+    is the same to 5 % in 28 of 31 laws of three runs, to a fifth in all; without going half-way, guesses of 200 groups' normal outcomes went between two sds of which one is 13 times the other."""
 
 
 _OF_NOISE = 4.0
