@@ -511,7 +511,7 @@ def a_curvature(rng, sizes, places, levels, noise):
 
 @pytest.mark.parametrize("link", ["log", "logit", "identity"])
 def test_how_much_rows_information_changes_is_seen_in_it(link):
-    """Of a Poisson outcome of mean λ it changes by its way, and i = λ: κ = 1 / λ. Of a logit κ = (1 - 2p)² / p (1 - p); of a normal outcome 0, whatever σ is."""
+    """Of a Poisson outcome of mean λ it changes by its way, and i = λ: the bend is 1 / λ. Of a logit it is (1 - 2p)² / p (1 - p); of a normal outcome 0, whatever σ is."""
     rng, m = np.random.default_rng(8), 300
     sizes = np.exp(rng.normal(5, 0.5, m))
     middle = math.log(6) if link == "log" else 1.5
@@ -531,6 +531,14 @@ def test_how_much_rows_information_changes_is_seen_in_it(link):
     np.testing.assert_allclose(found, (6 * wanted + 0.5) / 6.5, rtol=0.25, atol=0.01)
     hidden = [o._replace(sd={"rows": 1e5 * o.sd["rows"]}) for o in seen]
     np.testing.assert_allclose(bends(hidden, J, Shape(1, ((m, 1),), (0,)), float(sizes.sum())), 1.0, atol=0.05)  # fmt: skip
+
+
+def test_rows_that_did_not_move_show_no_bend():
+    """Of a table with one row all moves are a matter of its level. It raised, and a paid run returned nothing."""
+    rng, one = np.random.default_rng(8), np.full(1, 30.0)
+    seen = [a_curvature(rng, one, np.full(1, at), np.ones(1), 2.0) for at in (0.1, 0.5, 0.5)]
+    J = Structured([np.ones((1, 1, 1)), np.full((1, 1, 1), 30.0)], np.zeros((2, 0)), np.zeros((0, 0)))  # fmt: skip
+    assert bends(seen, J, Shape(1, ((1, 1),), (0,)), 30.0) == [1.0]
 
 
 def test_rows_whose_information_does_not_change_are_believed_from_afar():

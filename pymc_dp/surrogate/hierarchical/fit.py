@@ -185,7 +185,8 @@ class _Run:
             ):
                 break
             self.since = len(self.curvatures)
-            # Rows keep what was learnt of them. Where they forget, errors in φ are a seventh larger, of 160 schools' pupils at ε = 3 (40 runs each).
+            # Rows keep what was learnt of them. Where they forget, 2 of 14 runs of 160 schools' pupils are lost at ε = 3, in place of 1 of 16, and of ten data sets with 200
+            # groups' normal outcomes 90 % of errors of σ and τ are below 3.5 posterior sds in place of .8.
             self.slopes = [one._replace(of_common=False) for one in self.slopes]
             moved = self.evaluate(self.far, s.beyond_afar, False)
             on_progress(f"query {self.n_evaluations} from afar")
@@ -215,7 +216,7 @@ class _Run:
         the truth may change places, given all releases before, and what curves the way between is 0 on average; with the
         curvature at one end of that way it is not. A third draw says what does not change its sign then
         (:class:`~pymc_dp.records.grouped.GroupScore`); from afar, where draws are of a law that is not right yet, nothing is taken off for that.
-        Where it is, 36 instead of 38 of 40 runs of 160 schools' pupils were usable at ε = 3, and errors in φ were the same.
+        Where it was, 36 instead of 38 of 40 runs of 160 schools' pupils were usable at ε = 3, and errors in φ were the same (measured while all bends were taken for 1).
         """
         s, shape, before = SETTINGS, self.shape, self.measure.spent
         counts = max(s.sizes * share, min(self.counts, share / 5))
@@ -307,22 +308,21 @@ class _Run:
         s, shape, n = SETTINGS, self.shape, self.n
         before = self.mode.theta + self.held_back
         psi = self.model.psi_at(before)
-        R, prior, uncertain = information.Q, self.prior, self.covariance
-        kappa = bends(self.curvatures, information.J, shape, n)
-        believed = Belief.of(psi, uncertain, R)
+        prior, bent = self.prior, bends(self.curvatures, information.J, shape, n)
+        believed = was = Belief.of(psi, self.covariance, information.Q)
         for guess in range(s.guesses):
-            law = pooled(self.slopes, information, shape, n, psi, believed, kappa, last)
+            law = pooled(self.slopes, information, shape, n, psi, believed, bent, last)
             self.model.put(law.centre, law.k, law.K)
             self.mode = self.model.mode()
             prior = np.concatenate([prior[: shape.p], self.mode.prior_sds[shape.p :]])
             covariance = law.covariance(prior)
-            now = Belief.of(self.mode.psi, covariance, R)
+            now = Belief.of(self.mode.psi, covariance, information.Q)
             # A gradient that is believed moves the mode far, and one that is far from the mode is not believed: so half the way, or guesses go to and fro.
             believed = now.half_way(believed) if guess else now
         self.law, self.prior, self.covariance = law, prior, covariance
         step = self.mode.psi - psi
         step += law.R @ step[: shape.p]
-        variances = uncertain.spread(law.R) + covariance.spread(law.R)
+        variances = was.variances + now.variances
         moved = math.sqrt(max(float(step @ (law.J @ step)), 0.0))
         if not (moved < s.nowhere * self.root_n and (variances[: shape.p] > 0).all()):
             raise SearchLost(

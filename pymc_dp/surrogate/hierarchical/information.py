@@ -34,7 +34,7 @@ players' mean was .65 times the prior's, as if games told of it; so it was .92 t
 _RIDGE = 0.02
 """Of a row's block, added where what rows tell of φ is solved for: of games no row alone tells of all together. With .001 errors of 50 players were
 four times as large at ε = 1, of four runs."""
-LEAST_LEVEL = 0.1
+_LEAST_LEVEL = 0.1
 """Of a table's information at a place, beside that of all: where noise hides it, it is not taken for less."""
 
 
@@ -178,8 +178,13 @@ class _Table(NamedTuple):
                 if c == e:
                     unsure_blocks[:, c] = v
         whole = np.maximum(blocks[:, own, own].sum(axis=0), 1e-300)
-        levels = [np.maximum(o.rows[k][:, own, own].sum(axis=0) / whole, LEAST_LEVEL) for o in seen]
+        levels = [level_of(o.rows[k][:, own, own], whole) for o in seen]
         return cls(_possible(blocks, t), unsure_blocks, t, unsure, levels)
+
+
+def level_of(rows: Vector, whole: Vector) -> Vector:
+    """Information of a table at a place, beside that of all places, shape (columns,), of the diagonals of its rows' blocks, shape (groups, columns)."""
+    return np.asarray(np.maximum(rows.sum(axis=0) / whole, _LEAST_LEVEL))
 
 
 def _all(seen: Sequence[Seen], of_rows: Structured, level: Sequence[Vector], R: Vector) -> Vector:

@@ -126,7 +126,7 @@ def pooled(
         :math:`\psi_0`.
     believed : Belief
     bends : sequence of float
-        κ of every table: :func:`~pymc_dp.surrogate.hierarchical.bends.bends`.
+        Of every table: :func:`~pymc_dp.surrogate.hierarchical.bends.bends`.
     last : bool
         Whether nothing is asked any more: only then groups' effects may hang together with covariates, and gradients contradict each other.
         On the way, places would be drawn far from each other for it.
@@ -140,7 +140,7 @@ def pooled(
         for rows, r in ((np.ravel(J.diagonal[a:b]), r) for a, b, r in _spans(shape))
     ])  # fmt: skip
     moved, variances = believed.mode + R @ believed.mode[:p], believed.variances
-    kappa = np.repeat(bends, [b - a for a, b, _ in _spans(shape)])
+    bend = np.repeat(bends, [b - a for a, b, _ in _spans(shape)])
 
     V = information.preconditioner.V
     known = V.T @ information.J.blocks[0][0] @ V
@@ -153,10 +153,10 @@ def pooled(
         outcome's σ has it.
         """
         v, by_common = squares[p:], float(np.trace(known @ common)) / n_units
-        change = by_common + float(own @ (kappa * v)) / n_units
+        change = by_common + float(own @ (bend * v)) / n_units
         by_chance = float(np.sum((own * v) ** 2)) / n_units
         in_common = Vi.T @ (known @ common @ known * change / 4 + known * by_chance) @ Vi
-        changes = by_common + _of_rows(kappa * per_unit * v, shape)
+        changes = by_common + _of_rows(bend * per_unit * v, shape)
         return in_common, changes * (v + by_common / np.maximum(per_unit, 1e-300)) * own**2 / 4
 
     def unsure(squares: Vector, common: Vector) -> tuple[Vector, Vector]:
