@@ -7,7 +7,7 @@ are, and it is :class:`clipped and summed <pymc_dp.privacy.clipping.Sparse>` wit
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,10 @@ class Preconditioner:
     scales: tuple[Vector, ...]
     R: tuple[Vector, ...]
     of_common: float = math.inf
+
+    def stretched(self, times: float) -> "Preconditioner":
+        """With φ's coordinates this many times as long."""
+        return replace(self, V=times * self.V, of_common=times**2 * self.of_common)
 
     def of_rows(self, shape: Shape) -> Vector:
         """Scales of all numbers of all rows, shape (n - p,)."""

@@ -35,7 +35,7 @@ from pymc_dp.surrogate.hierarchical.bends import bends
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.information import Information
-from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, pooled
+from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, pooled, scale_of_doubts
 from pymc_dp.surrogate.hierarchical.seen import features_of
 from pymc_dp.surrogate.hierarchical.shrinkage import Sums, shrunk_positive, shrunk_ratios
 from pymc_dp.surrogate.hierarchical.structured import Structured
@@ -489,13 +489,43 @@ def test_gradients_that_contradict_each_other_make_the_last_law_wider(off):
 
 
 def test_gradients_from_afar_tell_of_rows_only():
-    sizes, unsure = np.full(10, 30.0), np.full(10, 1e-2)
-    one = law_of([a_slope(10, 3.0, 25.0)], sizes, unsure)
-    slopes = [a_slope(10, 1e3, 25.0, of_common=False), a_slope(10, 3.0, 25.0)]
-    both = law_of(slopes, sizes, unsure)
+    sizes, unsure, noise = np.full(10, 30.0), np.full(10, 1e-2), np.full(10, 9.0)
+    near, far = a_slope(10, 3.0, 25.0), a_slope(10, 1e3, 25.0, of_common=False)
+    slopes = [slope._replace(variance=noise) for slope in (far, near)]
+    one, both = (law_of(each, sizes, unsure, bends=(0.0,)) for each in (slopes[1:], slopes))
     np.testing.assert_allclose(both.beta, one.beta)
     np.testing.assert_allclose(both.S[0], one.S[0])
     np.testing.assert_allclose(both.S[1], one.S[1] / 2)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0, 4.0])
+def test_how_large_doubts_are_is_seen_where_gradients_contradict_each_other(eta):
+    """Each row's own mean is not known. Where noise hides them, doubts are what they were thought to be."""
+    rng, rows, times = np.random.default_rng(4), 300, 4
+    noise, doubts = (np.exp(rng.normal(size=(times, rows))) for _ in range(2))
+    truth, errors = 10 * rng.normal(size=rows), rng.normal(size=(times, rows))
+    seen = truth + errors * np.sqrt(noise + eta * doubts)
+    # η is known to about √(2 / 900) of noise and doubts together, which are equally large; three of these.
+    np.testing.assert_allclose(scale_of_doubts(seen, noise, doubts), eta, atol=0.15 * (1 + eta))
+    hidden = truth + errors * np.sqrt(noise + 1e-4 * eta * doubts)
+    np.testing.assert_allclose(scale_of_doubts(hidden, noise, 1e-4 * doubts), 1.0, atol=0.05)
+    assert scale_of_doubts(seen[:1], noise[:1], doubts[:1]) == 1.0
+
+
+def test_rows_that_are_seen_to_be_where_they_were_said_to_be_are_believed():
+    """A far gradient's doubts are those of a law that may be wrong; where all gradients agree, they are not in the law."""
+    rng, m = np.random.default_rng(5), 200
+    sizes, unsure, noise = np.full(m, 30.0), np.full(m, 1.0), np.full(m, 9.0)
+    agreeing, other = (
+        [
+            a_slope(m)._replace(variance=noise, gradient=np.concatenate([[0.0], sd * rng.normal(size=m)]))
+            for _ in range(3)
+        ]
+        for sd in (3.0, 25.0)
+    )  # fmt: skip
+    sure, unsure_law = (law_of(slopes, sizes, unsure).S[1] for slopes in (agreeing, other))
+    np.testing.assert_allclose(sure, 9.0 / 3, rtol=0.25)
+    np.testing.assert_allclose(unsure_law, 25.0**2 / 3, rtol=0.25)
 
 
 def a_curvature(rng, sizes, places, levels, noise):

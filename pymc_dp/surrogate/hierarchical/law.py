@@ -17,6 +17,9 @@ from pymc_dp.surrogate.hierarchical.evaluation import Slope
 from pymc_dp.surrogate.hierarchical.information import Information
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
+_ROOTS = np.geomspace(0.01, 3.0, 40)
+"""Of the scale of doubts, the roots that are tried, a seventh apart: beyond, their prior density is a ninetieth of the highest."""
+
 
 @dataclass(frozen=True)
 class GroupLaw:
@@ -173,7 +176,7 @@ def pooled(
         spread = Vi @ np.diag(variances[:p]) @ Vi.T
         return away**2 + variances, np.outer(x, x) + spread
 
-    Q, q, rhs, noise, places = [], [], [], [], []
+    Q, rhs, places, noise, of_rows, bent_rows, doubted = [], [], [], [], [], [], []
     for slope in slopes:
         D = slope.R - R
         gradient, psi = slope.gradient.copy(), slope.psi + R @ slope.psi[:p]
@@ -181,19 +184,23 @@ def pooled(
         squares, common = far(psi)
         unsure_common, unsure_rows = unsure(squares, common)
         of_common = slope.covariance + (D[p:] * slope.variance[:, None]).T @ D[p:]
-        bent_common, bent_rows = bent(squares, common)
-        noise.append((of_common + bent_common, slope.variance + bent_rows))
-        Q.append(np.linalg.inv(noise[-1][0] + unsure_common) * slope.of_common)
-        q.append(1 / (noise[-1][1] + unsure_rows))
+        bent_common, by_place = bent(squares, common)
+        noise.append(of_common + bent_common)
+        of_rows.append(slope.variance)
+        bent_rows.append(by_place)
+        doubted.append(by_place + unsure_rows)
+        Q.append(np.linalg.inv(noise[-1] + unsure_common) * slope.of_common)
         rhs.append(gradient + J @ (psi - centre - R @ centre[:p]))
         places.append(psi)
+    eta = scale_of_doubts([x[p:] for x in rhs], of_rows, doubted)
+    q = [1 / (v + eta * d) for v, d in zip(of_rows, doubted, strict=True)]
     total, sums = np.linalg.inv(sum(Q)), sum(q)
     B, b = [total @ one for one in Q], [one / sums for one in q]
     beta = np.concatenate([
         sum(W @ x[:p] for W, x in zip(B, rhs, strict=True)) if p else np.zeros(0),
         sum(w * x[p:] for w, x in zip(b, rhs, strict=True)),
     ])  # fmt: skip
-    S_common = sum(W @ cov @ W.T for W, (cov, _) in zip(B, noise, strict=True))
+    S_common = sum(W @ cov @ W.T for W, cov in zip(B, noise, strict=True))
     if last:
         # Where gradients contradict each other by more than their noise, the law is that much wider: Birge's ratio (Phys. Rev. 40, 1932).
         contradicted = sum(
@@ -201,7 +208,7 @@ def pooled(
         )
         free = p * (len(slopes) - 1)
         S_common = S_common * max(1.0, float(contradicted) / max(free, 1))
-    S_rows = sum(w**2 * var for w, (_, var) in zip(b, noise, strict=True))
+    S_rows = sum(w**2 * (v + eta * d) for w, v, d in zip(b, of_rows, bent_rows, strict=True))
     # Where the evaluations were, as each part weighs them.
     at_common = sum(np.trace(W) / max(p, 1) * x for W, x in zip(B, places, strict=True))
     at_rows = np.concatenate([
@@ -221,8 +228,34 @@ def pooled(
                 )
                 beta[:p] -= Vi.T @ off
                 S_common = S_common + Vi.T @ np.diag(sd**2) @ Vi
-    S_rows = S_rows + unsure(*far(at_rows))[1]
+    S_rows = S_rows + eta * unsure(*far(at_rows))[1]
     return GroupLaw(centre, beta, J, _blocks(S_common, S_rows, shape), R)
+
+
+def scale_of_doubts(
+    seen: Sequence[Vector], noise: Sequence[Vector], doubts: Sequence[Vector]
+) -> float:
+    r"""The posterior mean of η, if what was seen several times has variances noise + η doubts.
+
+    How far it contradicts itself tells η, as differences between studies tell how far these differ (Paule and Mandel, J. Res. Natl. Bur. Stand. 87, 1982); here by
+    the likelihood of differences, each number's own mean integrated out. :math:`\sqrt\eta` is half-normal with a mean square of 1: where noise hides doubts, they stay what they are.
+
+    Parameters
+    ----------
+    seen, noise, doubts : sequence of ndarray, shape (k,)
+        Of every time.
+    """
+    if len(seen) < 2:
+        return 1.0
+    x, v, d = (np.stack(each) for each in (seen, noise, doubts))
+    fits = []
+    for root in _ROOTS:
+        q = 1 / (v + root**2 * d)
+        off = x - (q * x).sum(axis=0) / q.sum(axis=0)
+        fit = np.log(q).sum() - np.log(q.sum(axis=0)).sum() - (q * off**2).sum()
+        fits.append((fit - root**2) / 2 + np.log(root))
+    weights = np.exp(np.array(fits) - max(fits))
+    return float(weights @ _ROOTS**2 / weights.sum())
 
 
 def _spans(shape: Shape) -> list[tuple[int, int, int]]:
