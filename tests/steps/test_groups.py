@@ -34,7 +34,7 @@ from pymc_dp.surrogate.hierarchical import fit
 from pymc_dp.surrogate.hierarchical.bends import bends
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
-from pymc_dp.surrogate.hierarchical.information import Information, informed
+from pymc_dp.surrogate.hierarchical.information import Information
 from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, pooled, scale_of_doubts
 from pymc_dp.surrogate.hierarchical.seen import features_of
 from pymc_dp.surrogate.hierarchical.shrinkage import Sums, shrunk_positive, shrunk_ratios
@@ -561,31 +561,6 @@ def test_how_much_rows_information_changes_is_seen_in_it(link):
     np.testing.assert_allclose(found, (6 * wanted + 0.5) / 6.5, rtol=0.25, atol=0.01)
     hidden = [o._replace(sd={"rows": 1e5 * o.sd["rows"]}) for o in seen]
     np.testing.assert_allclose(bends(hidden, J, Shape(1, ((m, 1),), (0,)), float(sizes.sum())), 1.0, atol=0.05)  # fmt: skip
-
-
-def of_a_scale(log_sigma, sizes):
-    """Information about log σ and groups' means of normal outcomes with this σ, with noise that is the smaller the less information there is."""
-    m, n, level = len(sizes), float(sizes.sum()), math.exp(-2 * log_sigma)
-    V = Preconditioner(np.eye(1), (np.ones(1),), (np.zeros((m, 1, 1)),), 2 * n)
-    features = features_of(*np.random.default_rng(0).normal(size=(2, m, 1)))
-    shared = np.zeros((4, 4))
-    shared[0, 0], shared[1:, 1:] = 2 * n, level * (features[:, 0].T * sizes) @ features[:, 0]
-    noise = dict.fromkeys(("common", "rows", "cross", "shared"), 1e-3 * level * sizes.mean())
-    return Curvature(
-        np.concatenate([[log_sigma], np.zeros(m)]), V, np.full((1, 1), 2 * n), [level * sizes.reshape(m, 1, 1)],
-        [np.zeros((m, 1, 1))], shared, (features,), noise,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("log_sigma", [-1.0, 0.0, 1.0])
-def test_rows_information_is_that_at_the_mode(log_sigma):
-    """The best known is that of the largest σ, and steps by it were too long or too short by as much as the σ's differ."""
-    sizes, none = np.exp(np.random.default_rng(9).normal(4, 1, 30)), np.zeros(31)
-    mode, unsure = np.concatenate([[log_sigma], none[1:]]), np.full(31, 1e-6)
-    seen = [of_a_scale(x, sizes) for x in (1.0, 0.0, -1.0)]
-    found = informed(seen, Shape(1, ((30, 1),), (0,)), sizes.sum(), mode, unsure, [np.ones((1, 1))])
-    rows = found.J.diagonal[1:].sum() / sizes.sum()
-    np.testing.assert_allclose(rows, math.exp(-2 * log_sigma), rtol=0.03)
 
 
 def test_rows_that_did_not_move_show_no_bend():

@@ -15,7 +15,6 @@ from pymc_dp.surrogate.hierarchical.seen import (
     by_common,
     by_rows,
     features_of,
-    from_nearby,
     mean_of,
     sd_of,
     standard,
@@ -77,7 +76,7 @@ class Information(NamedTuple):
 
 
 def informed(
-    curvatures: Sequence[Curvature], shape: Shape, n_units: float, believed: Vector, variances: Vector, coupled: Sequence[Vector],
+    curvatures: Sequence[Curvature], shape: Shape, believed: Vector, variances: Vector, coupled: Sequence[Vector],
 ) -> Information:  # fmt: skip
     r"""Curvatures averaged with their noise in mind, shrunk where noise is most of them, and made possible.
 
@@ -93,20 +92,13 @@ def informed(
     ----------
     curvatures : sequence of Curvature
     shape : Shape
-    n_units : float
     believed, variances : ndarray, shape (n,)
         Posterior means and variances of ψ.
     coupled : sequence of ndarray, shape (columns, p)
         Of every table: how nearly its scores and φ's are one and the same.
     """
     last, p = curvatures[-1].preconditioner, shape.p
-    back = np.linalg.inv(last.V)
-    seen = from_nearby(
-        [Seen.of(o, last, shape) for o in curvatures],
-        back @ believed[:p],
-        back**2 @ variances[:p],
-        n_units,
-    )
+    seen = [Seen.of(o, last, shape) for o in curvatures]
     tables = [_Table.of(seen, k, r) for k, (_, r) in enumerate(shape.tables)]
     U, M = _between_rows(seen, tables, shape)
     of_rows = Structured([t.blocks * (1 + _RIDGE) for t in tables], U, M)

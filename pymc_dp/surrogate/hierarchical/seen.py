@@ -17,11 +17,10 @@ from pymc_dp.surrogate.hierarchical.evaluation import Curvature, flat
 class Seen(NamedTuple):
     """A curvature in the last one's coordinates.
 
-    φ is in these coordinates, too. Of rows, tables one after the other: what couples them with φ, as it was seen and moved to where its sums times features are what they
+    Of rows, tables one after the other: what couples them with φ, as it was seen and moved to where its sums times features are what they
     were seen to be, with G as in :func:`~pymc_dp.surrogate.hierarchical.shrinkage.shrunk_ratios`.
     """
 
-    phi: Vector
     psi: list[Vector]
     features: tuple[Vector, ...]
     common: Vector
@@ -70,7 +69,6 @@ class Seen(NamedTuple):
             x = o.shared[np.ix_(*first)] * np.outer(ratios[a], ratios[b])
             between[a, b] = between.get((a, b), 0.0) + (x if a != b else x + x.T)
         return cls(
-            np.asarray(np.linalg.solve(last.V, o.psi[:p])),
             shape.parts(o.psi)[1:],
             o.features,
             B.T @ o.common @ B,
@@ -91,53 +89,6 @@ class Seen(NamedTuple):
             between,
             (flat(was.R, shape)[p:] @ last.V) / last.of_rows(shape)[:, None],
         )  # fmt: skip
-
-
-def from_nearby(
-    seen: Sequence[Seen], mode: Vector, variances: Vector, n_units: float
-) -> Sequence[Seen]:
-    r"""The same, of which those far from the mode in φ count less.
-
-    On a way v in φ information changes by about a part c of itself, :math:`c^2 = v^\top i v`, with i a record's information about φ: of a normal outcome's
-    :math:`\log \sigma`, all of the rows'. So a curvature is off by c times what it is, beside its noise. With noise alone in the weights, places of little information
-    counted most, as there is little noise: where 200 groups' effects are spread more than records, J of rows was half of what it is at the mode, and so were steps to it.
-
-    Errors of σ and τ of such groups' normal outcomes at ε = 1 are 14 posterior sds without, 8 with this and 3 with :math:`4 c^2`, and of common parameters 2.9, 2.1 and 1.3 (six data
-    sets); but with :math:`4 c^2` 90 % of those of 50 groups' are below 1.8 and 33, in place of 1.0 and 2.7 (eight). Of 160 schools' pupils at ε = 1, 4 of 28 runs are lost without,
-    and 2 of 52 with this; of the others 1 and 7 hold less than half of the posterior.
-
-    Parameters
-    ----------
-    seen : sequence of Seen
-    mode, variances : ndarray, shape (p,)
-        Of φ, in the last one's coordinates.
-    n_units : float
-    """
-    p = len(mode)
-    if not p:
-        return seen
-    common, rows = (
-        max(float(x), 0.0)
-        for x in (
-            np.trace(mean_of(by_common(seen), [o.common for o in seen])) / p,
-            mean_of(by_rows(seen), [_mean_diagonal(o.rows) for o in seen]),
-        )
-    )
-    found = []
-    for o in seen:
-        c2 = common / n_units * float(np.sum((o.phi - mode) ** 2) + variances.sum())
-        found.append(
-            o._replace(
-                precision_common=1 / (1 / o.precision_common + c2 * common**2),
-                precision_rows=1 / (1 / o.precision_rows + c2 * rows**2),
-            )
-        )
-    return found
-
-
-def _mean_diagonal(blocks: Sequence[Vector]) -> Vector:
-    diagonals = [np.ravel(np.einsum("kcc->kc", x)) for x in blocks]
-    return np.asarray(np.mean(np.concatenate(diagonals)))
 
 
 def places(o: Curvature, shape: Shape) -> list[NDArray[np.int64]]:
