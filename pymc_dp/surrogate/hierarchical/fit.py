@@ -59,7 +59,7 @@ class GroupSettings:
     normal outcomes are 1.67 sds at ε = 1, beside 1.37 with .2 and nothing stretched (drafts, six data sets)."""
     stretched: float = 2.0
     """How much longer φ's coordinates are where its information is asked for: in scores' own its p² numbers are the smaller part of a unit's, and their noise moves all that records share. Of 160
-    schools' pupils at ε = 1 errors in φ are 14 posterior sds with 1 and a share of .2, 5.6 with 1.5, 5.1 with 2, both with a share of .3 (90 % of them below 43, 20 and 6.5; 12 to 16 runs). With 4, in a draft, rows'
+    schools' pupils at ε = 1 errors in φ are 14 posterior sds with 1 and a share of .2, 5.6 with 1.5, 5.1 with 2, both with a share of .3 (90 % of them below 43, 20 and 6.5; 12 to 16 runs; of 28 more with 2, 4.8 and 6.3, below 9.5 and 15.5). With 4, in a draft, rows'
     information drowns: intervals hold .1 of the exact posterior."""
     sizes: float = 0.03
     """Of a query, the part of each histogram."""
