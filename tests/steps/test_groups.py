@@ -34,7 +34,7 @@ from pymc_dp.surrogate.hierarchical import fit
 from pymc_dp.surrogate.hierarchical.bends import bends
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
-from pymc_dp.surrogate.hierarchical.information import Information
+from pymc_dp.surrogate.hierarchical.information import Information, informed
 from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, pooled, scale_of_doubts
 from pymc_dp.surrogate.hierarchical.seen import features_of
 from pymc_dp.surrogate.hierarchical.shrinkage import Sums, shrunk_positive, shrunk_ratios
@@ -561,6 +561,26 @@ def test_how_much_rows_information_changes_is_seen_in_it(link):
     np.testing.assert_allclose(found, (6 * wanted + 0.5) / 6.5, rtol=0.25, atol=0.01)
     hidden = [o._replace(sd={"rows": 1e5 * o.sd["rows"]}) for o in seen]
     np.testing.assert_allclose(bends(hidden, J, Shape(1, ((m, 1),), (0,)), float(sizes.sum())), 1.0, atol=0.05)  # fmt: skip
+
+
+def test_noise_does_not_explain_away_what_all_records_share():
+    """Where it did, coordinates were stretched for the little that seemed to be left, and the next query's noise was larger by that: searches went astray."""
+    rng, m = np.random.default_rng(10), 30
+    sizes, none = np.exp(rng.normal(4, 1, m)), np.zeros(m + 1)
+    n, sd = float(sizes.sum()), 40.0
+    V = Preconditioner(np.eye(1), (np.ones(1),), (np.zeros((m, 1, 1)),), n)
+    features = features_of(*rng.normal(size=(2, m, 1)))
+    shared = np.zeros((4, 4))
+    shared[0, 0], shared[1:, 1:] = n, (features[:, 0].T * sizes) @ features[:, 0]
+    least = []
+    for _ in range(50):  # rows tell nothing of what all share; that is seen with noise
+        seen = Curvature(
+            none, V, np.full((1, 1), 4 * sd), [(sizes + sd * rng.normal(size=m)).reshape(m, 1, 1)],
+            [sd * rng.normal(size=(m, 1, 1))], shared, (features,), dict.fromkeys(("common", "rows", "cross", "shared"), sd),
+        )  # fmt: skip
+        found = informed([seen], Shape(1, ((m, 1),), (0,)), none, np.ones(m + 1), [np.ones((1, 1))])
+        least.append(found.J.blocks[0][0, 0, 0] / min(2 * found.sd_common, 4 * sd))
+    assert min(least) > 0.999
 
 
 def test_rows_that_did_not_move_show_no_bend():
