@@ -34,6 +34,7 @@ from pymc_dp.steps.hierarchical import HierarchicalFamily
 from pymc_dp.steps.surrogate import DPSurrogate
 from pymc_dp.surrogate.hierarchical.law import GroupLaw
 
+logging.getLogger("pymc").setLevel(logging.ERROR)  # here, as processes of their own import it, too
 hierarchical.GROUPS_FROM = 10  # to measure it where it is not the default, too
 
 N, P, DRAWS = 50_000, 3, 500
@@ -196,23 +197,23 @@ class Experiment:
         A, sure = Ti @ C, np.einsum("ij,jk,ik->i", Ti, C, Ti, optimize=True)
         of_rows = np.sum(A[:, shape.p :] ** 2, axis=1)
         for scale in np.geomspace(0.1, 3, 8):
-            V = scale * white
+            V, back = scale * white, np.linalg.inv(scale * white)
             sizes = np.linalg.norm(
                 np.hstack([scores[:, : shape.p] @ V, scores[:, shape.p :]]), axis=1
             )
-            back = A[:, : shape.p] @ np.linalg.inv(V).T
+            of_noise = np.sum((A[:, : shape.p] @ back.T) ** 2, axis=1) + of_rows
             for quantile in (0.9, 0.97, 0.99, 0.999, 1.0):
                 b = np.quantile(sizes, quantile)
                 sd = 2 * z * b
                 lost = scores * (1 - np.minimum(1, b / np.maximum(sizes, 1e-300)))[:, None]
                 bias = np.bincount(places.ravel(), lost.ravel(), shape.n)
-                off = sd**2 * (np.sum(back**2, axis=1) + of_rows) + (A @ bias) ** 2
+                off = sd**2 * of_noise + (A @ bias) ** 2
                 cost = sum(
                     float(np.mean(off[part] / sure[part]))
                     for part in (slice(shape.p), slice(shape.p, None))
                 )
                 if cost < best[0]:
-                    best = cost, sd, np.linalg.inv(V), bias
+                    best = cost, sd, back, bias
         _, sd, back, bias = best
         blocks = [sd**2 * (back.T @ back)[None]]
         blocks += [np.tile(sd**2 * np.eye(r), (g, 1, 1)) for g, r in shape.tables]
@@ -265,7 +266,6 @@ class Experiment:
 
 def measured(m, seed):
     """Everything from the model to the draws, as a user runs it."""
-    logging.getLogger("pymc").setLevel(logging.ERROR)
     truth, data = drawn(np.random.default_rng([seed, m]), "intercepts", m, MANY)
     model, start = model_of("intercepts", m, data), time.process_time()
     posterior = dp.sample(
@@ -336,7 +336,6 @@ def main():
 def rows_of(part):
     """A model's rows, one for every ε."""
     kind, m, replications, epsilons, seed = part
-    logging.getLogger("pymc").setLevel(logging.ERROR)
     experiment = Experiment(kind, m, seed)
     results = [r for k in range(replications) for r in experiment.replications(k, epsilons)]
     return [row_of(kind, m, e, [r[1:] for r in results if r[0] == e]) for e in epsilons]

@@ -24,7 +24,7 @@ from pymc_dp.surrogate.hierarchical.structured import Structured
 
 _LEAST_OWN = 0.05
 """Of a row's size, its least eigenvalue; of what is known of φ, the part that rows do not explain, at least."""
-_OF_NOISE = 2.0
+_LEAST_SDS = 2.0
 """Nor is that less than so many sds of its noise. Where noise made nearly nothing of it, coordinates were stretched for it, and the next query's noise was larger by that:
 of 50 players' games at ε = 1 searches went astray from there. In a draft, 90 % of their common errors are below 50 posterior sds without, below 2.8 with 1 and below 1.3 with 2 (ten data
 sets), and of 160 schools' pupils at ε = 1 one of 16 runs is lost with 1 and none with 2. As it is, 90 % of these have common errors below 5.6 (of 28 runs without, 24 usable, 9.5 and 15.5)."""
@@ -308,8 +308,9 @@ def _left(
     # Neither is it more than all, nor nothing.
     values, vectors = _beside(L, left)
     sd = float(sd_of(by_common(seen), sds))
+    # Noise in uᵀNu has an sd of |u|² of these, as entries off the diagonal have √½ of it.
     noise = sd * np.sum(np.linalg.solve(L.T, vectors) ** 2, axis=0)
-    values = np.clip(values, np.clip(_OF_NOISE * noise, _LEAST_OWN, 1.0), 1.0)
+    values = np.clip(values, np.clip(_LEAST_SDS * noise, _LEAST_OWN, 1.0), 1.0)
     return (L @ (vectors * values)) @ (L @ vectors).T, sd
 
 
