@@ -4,16 +4,18 @@ With records :math:`y_{jt}` of person j and an effect :math:`u_j \sim N(m, \tau^
 
 .. math:: \ell_j(\theta) = \log \int N(u;\, m, \tau^2) \prod_t p(y_{jt} \mid u, \theta)\, du
 
-in place of them: one record per person, and no :math:`u_j`.
+in place of them: one record per person, and no :math:`u_j`. Its outcomes are drawn as the model has them: first :math:`u_j`, then records.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pymc as pm
 import pytensor.tensor as pt
+from pymc.distributions.shape_utils import rv_size_is_none
 from pymc.logprob.basic import conditional_logp
 from pytensor.graph.basic import Variable
+from pytensor.raise_op import Assert
 from pytensor.tensor.random.basic import NormalRV
 
 from pymc_dp.checks import whole
@@ -24,11 +26,13 @@ from pymc_dp.exceptions import (
     refuses_from_outside,
 )
 from pymc_dp.likelihood.compilation import strip_checks
-from pymc_dp.likelihood.nodes import quoting_nothing
+from pymc_dp.likelihood.nodes import data_nodes, quoting_nothing
+from pymc_dp.likelihood.origins import lengths_of_leaves
 from pymc_dp.likelihood.panel import Panel, panel_of
 from pymc_dp.likelihood.record_graph import rebuild_observed, sum_observed
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.rows import with_rows
+from pymc_dp.likelihood.simulated import has_ends_of_records
 from pymc_dp.likelihood.unit import DECLARED_UNIT, count_records, record_dims_of
 from pymc_dp.likelihood.without import without
 from pymc_dp.quadrature import log_expectation
@@ -40,21 +44,30 @@ class _Template(NamedTuple):
     Parameters
     ----------
     terms : Variable, shape (records,)
+    outcomes : list of Variable
+        Whose log-likelihoods these are.
     mean, spread : Variable
         Of the prior.
     rows : list of Variable
         One for each of a panel's leaves, and one for its index.
+    length : Variable
+        Of them.
     effect : Variable
     parameters : list of Variable
-        All others, in the model's order.
+        All others, in the model's order, and data that have no rows.
+    names : list of str
+        Of these.
     """
 
     terms: Variable
+    outcomes: list[Variable]
     mean: Variable
     spread: Variable
     rows: list[Variable]
+    length: Variable
     effect: Variable
     parameters: list[Variable]
+    names: list[str]
 
 
 @refuses_from_outside
@@ -115,15 +128,9 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
     template = _template(model, u, panel)
     person = (model.named_vars_to_dims.get(u.name) or ("person",))[0]
     slot = f"record_of_{person}"
-    others = [rv for rv in model.free_RVs if rv is not u]
-    dims = [leaf.values.ndim - 1 + (leaf in panel.of_records) for leaf in panel.leaves]
-    dims += [rv.ndim for rv in others]
-
-    def logp(there: Variable, *given: Variable) -> Variable:
-        # A parameter that all share has been given an axis of length 1 for people.
-        shared = [x[0] if x.ndim > k else x for x, k in zip(given[1:], dims, strict=True)]
-        of_people = list(given[1 : 1 + len(panel.leaves)])
-        return _log_integral(panel, template, there, of_people, shared[len(of_people) :], points)
+    (observed,) = data_nodes([model.rvs_to_values[model.observed_RVs[0]]])
+    k = [leaf.variable for leaf in panel.leaves].index(observed)
+    law = _Law(panel, template, k, points)
 
     gone = [u, *model.observed_RVs, *(leaf.variable for leaf in panel.leaves)]
     integrated = without(model, gone + ([panel.person.variable] if panel.person else []))
@@ -133,22 +140,28 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
         for dim, length in zip((person, slot), panel.there.shape, strict=True):
             if dim not in integrated.dim_lengths:
                 integrated.add_coord(dim, range(length))
-        there = pm.Data(f"{outcome}_is_there", panel.there, dims=(person, slot))
-        data = []
+        there, data = [], []
+        if panel.person:
+            there = [pm.Data(f"{outcome}_is_there", panel.there, dims=(person, slot))]
         for leaf in panel.leaves:
             axes = [person, *([slot] if leaf in panel.of_records else [])]
             axes += [f"{leaf.name}_axis_{k}" for k in range(1, leaf.values.ndim)]
             data.append(pm.Data(leaf.name, panel.values(leaf), dims=axes))
-        pm.CustomDist(
+        rv = pm.CustomDist(
             outcome,
-            there,
-            *data,
-            *(integrated[rv.name] for rv in others),
-            logp=logp,
-            signature=_signature(panel, dims),
-            observed=there,
-            dims=(person, slot),
+            *there,
+            *data[:k],
+            *data[k + 1 :],
+            *(integrated[name] for name in template.names),
+            logp=law.logp,
+            signature=law.signature,
+            observed=data[k],
+            dims=integrated.named_vars_to_dims[data[k].name],
+            dist=law.drawn,
         )
+    if law.can_be_drawn:
+        # Its class was made for it, of this package's graph: PyMC's laws, one after the other.
+        type(rv.owner.op).__module__ = __name__
     return integrated
 
 
@@ -212,8 +225,9 @@ def _template(model: pm.Model, u: Variable, panel: Panel) -> _Template:
         observed_axes=tuple(axes),
         public_data=(),
     )
+    length = pt.lscalar("n")
     with quoting_nothing(f"The log-likelihood of {names} could not be derived ({{error}})."):
-        rvs, values, parameters, rows = rebuild_observed(model, roles)
+        rvs, values, parameters, rows = rebuild_observed(model, roles, length)
         densities = conditional_logp(dict(zip(rvs, values, strict=True)))
         # Outside a parameter's domain a record has density 0; PyMC would refuse all of them.
         terms = strip_checks(
@@ -223,51 +237,125 @@ def _template(model: pm.Model, u: Variable, panel: Panel) -> _Template:
         known |= dict(zip(model.free_RVs, parameters, strict=True))
         mean, spread = with_rows(u.owner.op.dist_params(u.owner), known)
     k = list(model.free_RVs).index(u)
-    others = [*parameters[:k], *parameters[k + 1 :]]
-    return _Template(terms, mean, spread, rows, parameters[k], others)
+    # What is drawn is inside of a law, which reads nothing but what it is given.
+    known = {v: pt.constant(int(v.eval()), dtype="int64") for v in model.dim_lengths.values()}
+    terms, mean, spread, *laws = with_rows([terms, mean, spread, *rvs], known)
+    free = [rv.name for rv in model.free_RVs if rv is not u]
+    rowless = [v for v in ancestors([terms, mean, spread, *laws]) if v in model.data_vars]
+    return _Template(
+        terms, laws, mean, spread, rows, length, parameters[k],
+        [*parameters[:k], *parameters[k + 1 :], *rowless], [*free, *(v.name for v in rowless)],
+    )  # fmt: skip
 
 
-def _log_integral(
-    panel: Panel,
-    template: _Template,
-    there: Variable,
-    data: Sequence[Variable],
-    parameters: Sequence[Variable],
-    points: int,
-) -> Variable:
-    """Log of the integral, shape (people,)."""
-    people, slots = there.shape[0], panel.there.shape[1]
-    shared = dict(zip(template.parameters, parameters, strict=True))
-    of_people = list(zip(template.rows, data, strict=False))[len(panel.of_records) :]
-    moments = with_rows([template.mean, template.spread], {**shared, **dict(of_people)})
-    mean, spread = (pt.broadcast_to(v, (people,))[:, None] for v in moments)
+class _Law(NamedTuple):
+    """A person's outcomes, given what else the likelihood reads of their records, and all parameters but the effect.
 
-    def log_f(z: Sequence[Variable]) -> Variable:
-        """Of shape (people, points): a row of the records for every point of every person."""
-        points = z[0].shape[1]
-        known = {**shared, template.effect: (mean + spread * z[0]).ravel()}
-        for k, (row, leaf, values) in enumerate(
-            zip(template.rows, panel.leaves, data, strict=False)
-        ):
-            rest = ([slots] if k < len(panel.of_records) else []) + list(leaf.values.shape[1:])
+    Parameters
+    ----------
+    panel : Panel
+    template : _Template
+    outcome : int
+        Which of the panel's leaves these are.
+    points : int
+        Of the quadrature.
+    """
+
+    panel: Panel
+    template: _Template
+    outcome: int
+    points: int
+
+    @property
+    def can_be_drawn(self) -> bool:
+        """Whether there is one outcome, no law reads what came before it, and records bring no bounds along."""
+        laws, rows = self.template.outcomes, self.template.rows
+        read = ancestors(laws, blockers=lengths_of_leaves(laws))
+        one = len(laws) == 1 and rows[self.outcome] not in read
+        return one and not has_ends_of_records(laws, rows)
+
+    @property
+    def signature(self) -> str:
+        """The axes of every input, and of outcomes, besides that of people."""
+        panel = self.panel
+        axes = [
+            ["slot"] * (leaf in panel.of_records)
+            + [f"a{k}_{i}" for i in range(1, leaf.values.ndim)]
+            for k, leaf in enumerate(panel.leaves)
+        ]
+        of_outcome = axes.pop(self.outcome)
+        axes += [
+            [f"p{k}_{i}" for i in range(x.ndim)] for k, x in enumerate(self.template.parameters)
+        ]
+        inputs = [["slot"]] * (panel.person is not None) + axes
+        return ",".join(f"({','.join(x)})" for x in inputs) + f"->({','.join(of_outcome)})"
+
+    def logp(self, value: Variable, *given: Variable) -> Variable:
+        """Log of the integral, shape (people,)."""
+        there, data, shared = self._given(given, value)
+        mean, spread = self._moments(value.shape[0], data, shared)
+        slots = self.panel.there.shape[1]
+
+        def log_f(z: Sequence[Variable]) -> Variable:
+            """Of shape (people, points): a row of the records for every point of every person."""
+            people, points = value.shape[0], z[0].shape[1]
+            known = self._known(points, data, shared, mean[:, None] + spread[:, None] * z[0])
+            (terms,) = with_rows([self.template.terms], known)
+            terms = terms.reshape((people, points, slots))
+            if there is not None:
+                # Also where everybody has as many: whether they have would tell of one who has not.
+                terms = pt.switch(there[:, None] > 0.5, terms, 0.0)
+            return terms.sum(axis=2)
+
+        return log_expectation(log_f, value.shape[0], 1, self.points)
+
+    def drawn(self, *given: Variable) -> Variable:
+        """Outcomes, shape (people, ...): of effects that are drawn, and records given these."""
+        *inputs, size = given
+        people = 1 if rv_size_is_none(size) else size[0]  # PyMC asks for the number of axes first
+        leaf = self.panel.leaves[self.outcome]
+        slots = [self.panel.there.shape[1]] * (leaf in self.panel.of_records)
+        nothing = pt.zeros((people, *slots, *leaf.values.shape[1:]), leaf.values.dtype)
+        if not self.can_be_drawn:
+            why = "A person's outcomes are not drawn: several variables, a law that reads the past, or bounds of each record"
+            return Assert(why)(nothing, False)
+        _, data, shared = self._given(inputs, nothing)  # of which laws read the length, at most
+        u = pm.Normal.dist(*self._moments(people, data, shared))[:, None]
+        (law,) = with_rows(self.template.outcomes, self._known(1, data, shared, u))
+        return law.reshape(nothing.shape)
+
+    def _given(
+        self, given: Sequence[Any], value: Variable
+    ) -> tuple[Variable | None, list[Any], dict[Variable, Variable]]:
+        """Which records are there, data in the panel's order, and what parameters are."""
+        there, *rest = given if self.panel.person else [None, *given]
+        many = len(self.panel.leaves) - 1
+        data = [*rest[: self.outcome], value, *rest[self.outcome : many]]
+        return there, data, dict(zip(self.template.parameters, rest[many:], strict=True))
+
+    def _moments(
+        self, people: Variable | int, data: Sequence[Any], shared: Mapping[Variable, Variable]
+    ) -> list[Variable]:
+        """Mean and spread of every person's effect, shape (people,)."""
+        of_rows = zip(self.template.rows, data, strict=False)
+        of_people = list(of_rows)[len(self.panel.of_records) :]
+        found = with_rows([self.template.mean, self.template.spread], {**shared, **dict(of_people)})
+        return [pt.broadcast_to(v, (people,)) for v in found]
+
+    def _known(
+        self, points: Variable | int, data: Sequence[Any], shared: Mapping[Variable, Variable], effects: Variable,
+    ) -> dict[Variable, Variable]:  # fmt: skip
+        """Records of every person, as often as there are effects of theirs, shape (people, points)."""
+        panel, rows, people = self.panel, self.template.rows, effects.shape[0]
+        slots = panel.there.shape[1]
+        known = {**shared, self.template.effect: effects.ravel()}
+        known[self.template.length] = people * points * slots
+        for row, leaf, values in zip(rows, panel.leaves, data, strict=False):
+            rest = [slots] * (leaf in panel.of_records) + list(leaf.values.shape[1:])
             each = pt.broadcast_to(values[:, None], (people, points, *rest))
-            known[row] = each.reshape((-1, *leaf.values.shape[1:]))
+            each = each.reshape((-1, *leaf.values.shape[1:]))
+            known[row] = each.astype(row.type.dtype)
         if panel.person is not None:
             who = pt.broadcast_to(pt.arange(people * points)[:, None], (people * points, slots))
-            known[template.rows[-1]] = who.ravel().astype(template.rows[-1].type.dtype)
-        (terms,) = with_rows([template.terms], known)
-        terms = terms.reshape((people, points, slots))
-        # Also where everybody has as many: whether they have would tell of one who has not.
-        terms = pt.switch(there[:, None] > 0.5, terms, 0.0)
-        return terms.sum(axis=2)
-
-    return log_expectation(log_f, people, 1, points)
-
-
-def _signature(panel: Panel, dims: Sequence[int]) -> str:
-    """Of the observed variable: the axes of every input besides that of people."""
-    inputs = ["(slot)"]
-    for k, ndim in enumerate(dims):
-        slot = k < len(panel.of_records)
-        inputs.append(f"({','.join(['slot'] * slot + [f'a{k}_{i}' for i in range(ndim - slot)])})")
-    return ",".join(inputs) + "->(slot)"
+            known[rows[-1]] = who.ravel().astype(rows[-1].type.dtype)
+        return known

@@ -1,5 +1,7 @@
 """Effects of persons, integrated out: the same likelihood as by brute force, and the same posterior as with them."""
 
+import json
+
 import numpy as np
 import pymc as pm
 import pytensor
@@ -164,6 +166,104 @@ def test_the_unit_is_a_person():
     theta = compiled.parameters.start
     expected = terms(compiled.model, compiled.parameters.point(theta))
     assert_allclose(compiled.likelihood(theta), expected, rtol=1e-8)
+
+
+# -- outcomes ---------------------------------------------------------------------------------------
+
+
+def drawn(integrated, draws, **point):
+    fixed = pm.do(integrated, point)
+    return np.asarray(pm.draw(fixed["y"], draws, random_seed=3, mode="FAST_COMPILE"))
+
+
+def test_outcomes_of_a_person_are_drawn_with_one_effect():
+    """Of normal records: their means, and variances τ² + σ² of each and covariances τ² of two of one person, none of two persons."""
+    integrated = dp.integrate_out(panel(linear, with_age), "u")
+    y = drawn(integrated, 4_000, mu=0.3, tau=1.3, b=0.4)
+    there = integrated["y_is_there"].get_value() > 0.5
+    slots = np.cumsum(there, axis=1) - 1
+    expected = np.zeros(there.shape)
+    for j in range(PEOPLE):
+        expected[j, there[j]] = 0.3 + 0.7 * age[j] + 0.4 * x[who == j][slots[j][there[j]]]
+    off = (y - expected)[:, there]
+    person = np.repeat(np.arange(PEOPLE), there.sum(axis=1))
+    covariance = np.where(person[:, None] == person, 1.3**2, 0.0) + 0.25 * np.eye(len(person))
+    v = np.diag(covariance)
+    # Standard errors of means and of covariances; five of them, of some thousands of numbers.
+    assert (abs(off.mean(axis=0)) < 5 * np.sqrt(v / len(off))).all()
+    errors = np.sqrt((np.outer(v, v) + covariance**2) / len(off))
+    assert (abs(np.cov(off.T) - covariance) < 5 * errors).all()
+
+
+def in_rows(answers):
+    people, items = answers.shape
+    with pm.Model(coords={"person": range(people), "item": range(items)}) as model:
+        ability, easy = (
+            pm.Normal("ability", 0, 1, dims="person"),
+            pm.Normal("easy", 0, 1.5, dims="item"),
+        )
+        pm.Bernoulli("y", logit_p=ability[:, None] + easy, observed=answers, dims=("person", "item"))  # fmt: skip
+    return dp.integrate_out(model, "ability")
+
+
+def by_index(answers):
+    person, item = np.indices(answers.shape).reshape(2, -1)
+    with pm.Model(coords={"person": range(len(answers))}) as model:
+        ability = pm.Normal("ability", 0, 1, dims="person")
+        easy, which = pm.Normal("easy", 0, 1.5, shape=answers.shape[1]), pm.Data("which", item)
+        pm.Bernoulli("y", logit_p=ability[person] + easy[which], observed=answers.ravel())
+    return dp.integrate_out(model, "ability")
+
+
+@pytest.mark.parametrize(
+    ("model", "public", "expected"),
+    [
+        (in_rows, [], True),
+        (by_index, [], False),
+        (by_index, ["which"], False),
+        (by_index, ["which", "y_is_there"], True),
+    ],
+)
+def test_outcomes_alone_are_private_where_all_else_is_public(model, public, expected):
+    compiled = dp.compile(model(rng.integers(2, size=(30, 4))), public=public, compile_kwargs=FAST)
+    assert compiled.simulated is not None
+    assert compiled.roles.public_design == expected
+
+
+def test_a_test_is_as_sure_as_one_release_of_all_answers():
+    """Of 400 persons and 6 items, all of whom answered all: the information costs nothing."""
+    draws = np.random.default_rng(8)
+    easy = draws.normal(size=6)
+    p = 1 / (1 + np.exp(-draws.normal(size=(400, 1)) - easy))
+    model = in_rows((draws.random(p.shape) < p).astype(int))
+    found = dp.sample(200, model=model, epsilon=10, chains=1, cores=1, progressbar=False)
+    said = json.loads(found.attrs["privacy_diagnostics"])
+    assert said["usable"]
+    assert said["spent_on_gradients"] == 1
+    b = found.posterior["easy"].values[0]
+    off = (b.mean(axis=0) - easy) / b.std(axis=0)
+    assert np.sqrt(np.mean(off**2)) < 1 + 3 / np.sqrt(2 * 6)
+
+
+def no_law_for_two():
+    u = pm.Normal("u", pm.Normal("mean"), dims="person")
+    pm.Bernoulli("passed", logit_p=u[who], observed=passed)
+    pm.Normal("y", u[who], 1, observed=score)
+
+
+def ends_of_records():
+    u = pm.Normal("u", pm.Normal("mean"), dims="person")
+    law = pm.Weibull.dist(alpha=1.5, beta=pm.math.exp(u[who]))
+    end = pm.Data("end", np.where(passed == 1, np.inf, 9.0))
+    pm.Censored("y", law, None, end, observed=np.abs(score))
+
+
+@pytest.mark.parametrize("builder", [no_law_for_two, ends_of_records])
+def test_outcomes_that_are_not_drawn(builder):
+    integrated = dp.integrate_out(model_with(builder), "u")
+    assert dp.compile(integrated, compile_kwargs=FAST).simulated is None
+    with pytest.raises(AssertionError, match="not drawn"):
+        pm.draw(integrated.observed_RVs[0], mode="FAST_COMPILE")
 
 
 # -- refused ----------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def lengths_of_leaves(
         for v in ancestors(graphs, blockers=list(blockers))
         if v.owner is not None
         and isinstance(v.owner.op, Shape | Shape_i)
-        and isinstance(v.owner.inputs[0], SharedVariable | Constant)
+        and v.owner.inputs[0].owner is None
     ]
 
 

@@ -1,7 +1,7 @@
 """Scores of units at outcomes that the model itself has for them, their covariates given."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.local import LocalGradients
 from pymc_dp.likelihood.made_up import made_up_rows
-from pymc_dp.likelihood.nodes import RecordData
 from pymc_dp.likelihood.outcomes import Outcomes, Rows
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.records import RecordLikelihood
@@ -112,7 +111,9 @@ class SimulatedScores:
     ):
         model, roles = parameters.model, likelihood.roles
         _refuse_foreign_laws(list(model.observed_RVs))
-        _refuse_ends_of_records(list(model.observed_RVs), roles.record_data)
+        private = [leaf.variable for leaf in roles.record_data if leaf.private]
+        if has_ends_of_records(model.observed_RVs, private):
+            raise UnsupportedModelError("Records have bounds of their own.")
         self._likelihood, self._gradients = likelihood, gradients
         self._values = None
         if roles.unit_of_record is None and len(model.observed_RVs) == 1:
@@ -282,23 +283,26 @@ def _refuse_foreign_laws(outcomes: list[Variable]) -> None:
         op: Any = node.op
         if isinstance(op, RandomVariable | SymbolicRandomVariable) and not type(
             op
-        ).__module__.startswith(("pymc.", "pytensor.")):
+        ).__module__.startswith(("pymc.", "pytensor.", "pymc_dp.")):
             raise UnsupportedModelError(f"{type(op).__name__} draws by code that is not PyMC's.")
         inner = getattr(op, "fgraph", None)
         if inner is not None:
             _refuse_foreign_laws(list(inner.outputs))
 
 
-def _refuse_ends_of_records(outcomes: list[Variable], leaves: Sequence[RecordData]) -> None:
-    """Refuse bounds of censoring that records bring along: they are part of the outcome as a rule.
+def has_ends_of_records(outcomes: Sequence[Variable], rows: Collection[Variable]) -> bool:
+    """Whether records bring bounds of censoring along: they are part of the outcome as a rule.
 
     Who died has no bound, as nobody knows when he would have been lost; he would be drawn lives beyond the end of the study then, and a
     Weibull model of lives has twice the information that its data have.
     """
-    private = {leaf.variable for leaf in leaves if leaf.private}
-    for node in io_toposort(list(graph_inputs(outcomes)), outcomes):
-        if isinstance(node.op, CensoredRV) and not private.isdisjoint(ancestors(node.inputs[1:3])):
-            raise UnsupportedModelError("Records have bounds of their own.")
+    bounds = [
+        v
+        for node in io_toposort(list(graph_inputs(outcomes)), outcomes)
+        if isinstance(node.op, CensoredRV)
+        for v in node.inputs[1:3]
+    ]
+    return not set(rows).isdisjoint(ancestors(bounds))
 
 
 def _few_values(rv: Variable) -> list[int] | None:
