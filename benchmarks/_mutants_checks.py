@@ -404,8 +404,8 @@ MENDED = [
     # Functions whose shape people have.
     Mutant(
         "integration.py",
-        "        terms = pt.switch(there[:, None] > 0.5, terms, 0.0)\n",
-        "        if not panel.there.all():\n            terms = pt.switch(there[:, None] > 0.5, terms, 0.0)\n",
+        "            if there is not None:\n",
+        "            if there is not None and not self.panel.there.all():\n",
         "A compiled function does not tell whether somebody has fewer rows",
         f"{INTEGRATE} -k 'test_there_is_one_graph'",
     ),

@@ -110,6 +110,10 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
     Evenly spaced points, around the mean of the person's integrand and as wide as it is: see
     :func:`~pymc_dp.quadrature.log_expectation`.
 
+    Outcomes of the new model are drawn by its own law, an effect for each person first: where there is one observed variable, none of its
+    laws reads what came before, and bounds of censoring are not of each record. So information is that of the model's outcomes, and costs nothing if all
+    else that the likelihood reads is `public`.
+
     Nothing is released, and nothing is charged: it is a change of the model. The largest number of records of one
     person becomes a size in it, and is public.
 

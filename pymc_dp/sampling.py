@@ -285,7 +285,8 @@ def _ask_for_unit(step: PrivateStep) -> None:
         raise PrivacyConfigurationError(
             f"The likelihood reads {name!r}, of {levels} values, by an index: rows with one index may be one person's, "
             "and each row would be protected on its own only. Say what is protected: `unit=` and the array of "
-            "identifiers, one per row, if a person has several rows; `unit=0` if every row is somebody else's."
+            "identifiers, one per row, if a person has several rows; `unit=0` if every row is somebody else's. If "
+            f"{name!r} is of persons, `pymc_dp.integrate_out(model, {name!r})` makes one record of each."
         )
 
 

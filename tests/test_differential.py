@@ -275,6 +275,14 @@ def a_gap(which):
     pm.Normal("y", a + b * x + s, 1, observed=outcome())
 
 
+@scenario
+def answers_of_a_test(which):
+    """The same of persons whose effect is integrated out, and who answered all."""
+    answers = rng(20 + which).integers(2, size=(N, 3))
+    logits = pm.Normal("u", 0, 1, shape=N)[:, None] + pm.Normal("easy", 0, 1, shape=3)
+    pm.Bernoulli("y", logit_p=logits, observed=pm.Data("Y", answers))
+
+
 OUTCOMES = {
     "a_rate_beyond_all_numbers": True,
     "a_chance_above_one": True,
@@ -284,7 +292,7 @@ OUTCOMES = {
 }
 """Whether the surrogate compares them with outcomes of the model's."""
 
-TRIALS = {"outcomes_of_a_trial": ["arm"], "counts_in_a_trial": ["x"]}
+TRIALS = {"outcomes_of_a_trial": ["arm"], "counts_in_a_trial": ["x"], "answers_of_a_test": []}
 PUBLIC = {"everybody_else": ["weight"], **TRIALS}
 
 
@@ -293,7 +301,8 @@ def built(name, which):
         SCENARIOS[name](which)
     if name == "a_gap":
         return dp.integrate_missing(model, ["x", "s"], points=5)
-    return dp.integrate_out(model, "u") if name == "an_effect_per_person" else model
+    of_persons = name in ("an_effect_per_person", "answers_of_a_test")
+    return dp.integrate_out(model, "u") if of_persons else model
 
 
 TWO_EACH = np.repeat(np.arange(N // 2), 2)
