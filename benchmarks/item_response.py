@@ -108,7 +108,7 @@ def row_of(way, epsilon, found):
     of = [
         np.mean([c[n] for c in covered]) if n in covered[0] else "" for n in ("a", "b", "ability")
     ]
-    numbers = [a, b, *beside, np.median(shifts), *of, np.median(seconds)]
+    numbers = [a, b, *beside, np.median(shifts) if all(usable) else "", *of, np.median(seconds)]
     return [
         way, WAYS[way], epsilon, len(found), sum(usable), *(x if x == "" else round(float(x), 3) for x in numbers),
     ]  # fmt: skip

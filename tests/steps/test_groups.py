@@ -29,7 +29,7 @@ from pymc_dp.records.grouped import (
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import expected
 from pymc_dp.records.sums import LocalRecords
-from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups, law_model
+from pymc_dp.steps.hierarchical import HierarchicalFamily, attenuation, has_groups, law_model
 from pymc_dp.surrogate.hierarchical import fit
 from pymc_dp.surrogate.hierarchical.bends import bends
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
@@ -1030,6 +1030,55 @@ def test_a_law_of_no_variance_returns_the_prior(monkeypatch, caplog):
         step.release()
     assert "led nowhere" in caplog.text
     assert step.guarantee.diagnostics["usable"] == 0
+
+
+def a_test():
+    """Of 12 items, with two numbers each, and persons as groups."""
+    rng = np.random.default_rng(9)
+    person, item = np.indices((400, 12)).reshape(2, -1)
+    with pm.Model() as model:
+        ability = pm.Normal("ability", 0, 1, shape=400)
+        a, b = pm.LogNormal("a", 0, 0.5, shape=12), pm.Normal("b", 0, 1, shape=12)
+        logit = a[item] * (ability[person] - b[item])
+        pm.Bernoulli("right", logit_p=logit, observed=rng.integers(2, size=len(item)))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["normal", "poisson", "beta"])
+def test_what_effects_are_added_to_is_learnt_though_they_are_not_known(kind):
+    """Exactly so of covariates times residuals; a beta outcome's scores depend on its mean in another way, too."""
+    k, _, X, _ = data()
+    with pm.Model() as model:
+        effect = pm.Normal("alpha", 0, 1, shape=40)[k] + X @ pm.Normal("beta", 0, 1, shape=P)
+        if kind == "normal":
+            pm.Normal("y", effect, 1.0, observed=np.zeros(N))
+        elif kind == "poisson":
+            pm.Poisson("y", pm.math.exp(effect), observed=np.zeros(N, int))
+        else:
+            pm.Beta("y", mu=pm.math.sigmoid(effect), nu=7.0, observed=np.full(N, 0.5))
+    compiled = dp.compile(model, compile_kwargs=FAST)
+    law = law_model(compiled)
+    law.reset()
+    law.mode()
+    lost = attenuation(compiled, law)
+    assert (np.abs(lost) < 0.2).all()  # 64 outcomes of a record, at 8 pairs of places
+
+
+def test_what_effects_multiply_is_not_learnt_where_they_are_not_known():
+    """Of log a_j: two abilities have the mean alone in common, so that (α - b) of one and of the other have b², of 1 + b²."""
+    compiled = dp.compile(a_test(), unit=0, compile_kwargs=FAST)
+    law = law_model(compiled)
+    law.reset()
+    law.mode()
+    lost = attenuation(compiled, law)
+    assert lost.max() > 0.5
+    assert len(lost) == 3
+
+
+def test_a_run_of_which_effects_multiply_what_is_wanted_is_not_usable(caplog):
+    found = dp.sample(50, model=a_test(), unit=0, epsilon=5, chains=1, cores=1, progressbar=False)  # fmt: skip
+    assert not found.attrs["privacy_usable"]
+    assert "integrate_out" in caplog.text
 
 
 def test_an_index_that_is_written_twice_is_one_table():
