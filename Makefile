@@ -83,6 +83,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/hierarchical_models.py
 	$(BIN)/python benchmarks/groups.py
 	$(BIN)/python benchmarks/groups.py --sizes
+	$(BIN)/python benchmarks/item_response.py --workers 2
 	$(BIN)/python benchmarks/exponential_cost.py
 	$(BIN)/python benchmarks/shards.py
 	$(BIN)/python benchmarks/audit.py
