@@ -29,9 +29,10 @@ _SEED = 1
 """Of the draws: they are computed from released numbers, and anybody may do it again."""
 _MADE_UP, _PAIRS = 256, 8
 """Records, and pairs of places, by which :func:`attenuation` is known: where it is 0, it is 0 to a tenth or two so."""
-_ATTENUATED = 0.5
-"""Of what a score seems to tell, the part that it does not, at most. It is 0 in groups' benchmark, -.15 to .03 in six models of real data, and .8 to 1 of discriminations of a test whose
-persons are groups, at ε = 1 and 3: these are 11 exact sds off (`benchmarks/item_response.py`). So nothing depends on its being .25 or .75."""
+_ATTENUATED = 0.25
+"""Of what a score seems to tell, the part that it does not, at most. It is 0 in groups' benchmark, -.15 to .03 in six models of real data, and .4 to 1 of discriminations of a test whose
+persons are groups, at ε = 1, 3 and 20: these are 11 exact sds off (`benchmarks/item_response.py`). With .5 one of two such tests at ε = 1 was said to be usable: made-up records are of
+four groups of a kind, and a discrimination of an easy or a hard item is less concerned."""
 _PRIOR = 0.8
 """Of a group's prior variance, this much is left of one of which nothing was learnt."""
 
