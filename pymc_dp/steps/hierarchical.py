@@ -31,8 +31,7 @@ _MADE_UP, _PAIRS = 256, 8
 """Records, and pairs of places, by which :func:`attenuation` is known: where it is 0, it is 0 to a tenth or two so."""
 _ATTENUATED = 0.25
 """Of what a score seems to tell, the part that it does not, at most. It is 0 in groups' benchmark, -.15 to .03 in six models of real data, and .4 to 1 of discriminations of a test whose
-persons are groups, at ε = 1, 3 and 20: these are 11 exact sds off (`benchmarks/item_response.py`). With .5 one of two such tests at ε = 1 was said to be usable: made-up records are of
-four groups of a kind, and a discrimination of an easy or a hard item is less concerned."""
+persons are groups, at ε = 1, 3 and 20: these are 11 exact sds off (`benchmarks/item_response.py`)."""
 _PRIOR = 0.8
 """Of a group's prior variance, this much is left of one of which nothing was learnt."""
 
@@ -146,7 +145,13 @@ def attenuation(compiled: CompiledModel, law: LawModel) -> Vector:
     of, rng = compiled.local, np.random.default_rng(_SEED)
     if of is None or compiled.local_simulated is None:
         return np.zeros(0)
-    made_up = compiled.likelihood.of_data(made_up_rows(compiled.roles.record_data, _MADE_UP, rng))
+    rows = made_up_rows(compiled.roles.record_data, _MADE_UP, rng)
+    for k, x in enumerate(rows):  # of all groups, not of the first few
+        others = of.used_rows([*rows[:k], np.zeros_like(x), *rows[k + 1 :]])
+        for use, was, there in zip(law.shape.uses, of.used_rows(rows), others, strict=True):
+            if x.dtype.kind in "iu" and (was != there).any():
+                rows[k] = rng.integers(law.shape.tables[use][0], size=x.shape).astype(x.dtype)
+    made_up = compiled.likelihood.of_data(rows)
     simulated = compiled.local_simulated.of(made_up, of.of(made_up))
     both, own = np.zeros((_MADE_UP, of.width)), np.zeros((_MADE_UP, of.width))
     with np.errstate(all="ignore"):
