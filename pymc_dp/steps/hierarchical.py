@@ -31,7 +31,7 @@ _MADE_UP, _PAIRS = 256, 8
 """Records, and pairs of places, by which :func:`attenuation` is known: where it is 0, it is 0 to a tenth or two so."""
 _ATTENUATED = 0.25
 """Of what a score seems to tell, the part that it does not, at most. It is 0 in groups' benchmark, -.15 to .03 in six models of real data, and .4 to 1 of discriminations of a test whose
-persons are groups, at ε = 1, 3 and 20: these are 11 exact sds off (`benchmarks/item_response.py`)."""
+persons are groups, at ε = 1, 3 and 20: these are 10 exact sds off (`benchmarks/item_response.py`)."""
 _PRIOR = 0.8
 """Of a group's prior variance, this much is left of one of which nothing was learnt."""
 
