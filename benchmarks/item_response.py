@@ -24,6 +24,9 @@ from surrogate_limit import noise_of, normal
 import pymc_dp as dp
 from pymc_dp.compat import groups_of
 
+logging.getLogger("pymc").setLevel(logging.ERROR)  # here, as processes of their own import it, too
+warnings.simplefilter("ignore")
+
 PEOPLE, ITEMS, DRAWS = 5_000, 24, 1_000
 WAYS = {
     "rows of answers, persons integrated out": "a person",
@@ -60,8 +63,6 @@ def written(way, answers):
 def replication(part):
     """Of one data set: every way, at every ε."""
     number, seed, epsilons = part
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     truth, answers = drawn(np.random.default_rng([seed, number]))
     step = normal(1.0, written(next(iter(WAYS)), answers)[0], {})
     space = step.compiled.parameters

@@ -32,7 +32,7 @@ from pymc_dp.likelihood.panel import Panel, panel_of
 from pymc_dp.likelihood.record_graph import rebuild_observed, sum_observed
 from pymc_dp.likelihood.roles import Roles
 from pymc_dp.likelihood.rows import with_rows
-from pymc_dp.likelihood.simulated import has_ends_of_records
+from pymc_dp.likelihood.simulated import OWN_LAW, has_ends_of_records
 from pymc_dp.likelihood.unit import DECLARED_UNIT, count_records, record_dims_of
 from pymc_dp.likelihood.without import without
 from pymc_dp.quadrature import log_expectation
@@ -132,9 +132,7 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
     template = _template(model, u, panel)
     person = (model.named_vars_to_dims.get(u.name) or ("person",))[0]
     slot = f"record_of_{person}"
-    (observed,) = data_nodes([model.rvs_to_values[model.observed_RVs[0]]])
-    k = [leaf.variable for leaf in panel.leaves].index(observed)
-    law = _Law(panel, template, k, points)
+    law = _Law(panel, template, _outcome_of(model, panel), points)
 
     gone = [u, *model.observed_RVs, *(leaf.variable for leaf in panel.leaves)]
     integrated = without(model, gone + ([panel.person.variable] if panel.person else []))
@@ -151,22 +149,33 @@ def integrate_out(model: pm.Model, effect: str, *, points: int = 15) -> pm.Model
             axes = [person, *([slot] if leaf in panel.of_records else [])]
             axes += [f"{leaf.name}_axis_{k}" for k in range(1, leaf.values.ndim)]
             data.append(pm.Data(leaf.name, panel.values(leaf), dims=axes))
+        observed = data.pop(law.outcome)
         rv = pm.CustomDist(
             outcome,
             *there,
-            *data[:k],
-            *data[k + 1 :],
+            *data,
             *(integrated[name] for name in template.names),
             logp=law.logp,
             signature=law.signature,
-            observed=data[k],
-            dims=integrated.named_vars_to_dims[data[k].name],
+            observed=observed,
+            dims=integrated.named_vars_to_dims[observed.name],
             dist=law.drawn,
         )
-    if law.can_be_drawn:
-        # Its class was made for it, of this package's graph: PyMC's laws, one after the other.
-        type(rv.owner.op).__module__ = __name__
+    setattr(type(rv.owner.op), OWN_LAW, True)
     return integrated
+
+
+def _outcome_of(model: pm.Model, panel: Panel) -> int:
+    """Which of a panel's leaves the first observed variable was observed as."""
+    first = model.observed_RVs[0]
+    nodes = data_nodes([model.rvs_to_values[first]])
+    places = [k for k, leaf in enumerate(panel.leaves) if leaf.variable in nodes]
+    if len(places) != 1:
+        raise UnsupportedModelError(
+            f"What was observed of {first.name!r} is not an array of its own, with a row per record: it is "
+            "the index of persons, perhaps."
+        )
+    return places[0]
 
 
 def _effect_named(model: pm.Model, name: str) -> Variable:
@@ -357,8 +366,7 @@ class _Law(NamedTuple):
         for row, leaf, values in zip(rows, panel.leaves, data, strict=False):
             rest = [slots] * (leaf in panel.of_records) + list(leaf.values.shape[1:])
             each = pt.broadcast_to(values[:, None], (people, points, *rest))
-            each = each.reshape((-1, *leaf.values.shape[1:]))
-            known[row] = each.astype(row.type.dtype)
+            known[row] = each.reshape((-1, *leaf.values.shape[1:]))
         if panel.person is not None:
             who = pt.broadcast_to(pt.arange(people * points)[:, None], (people * points, slots))
             known[rows[-1]] = who.ravel().astype(rows[-1].type.dtype)

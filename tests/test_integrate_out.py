@@ -311,6 +311,11 @@ def two_outcomes():
     pm.Normal("z", pm.Normal("b"), 1, observed=score)
 
 
+def an_index_for_an_outcome():
+    index = pm.Data("index", who)
+    pm.Normal("y", pm.Normal("u", dims="person")[index], 1, observed=index)
+
+
 def a_potential():
     pm.Normal("y", pm.Normal("u", dims="person")[who], 1, observed=score)
     pm.Potential("more", -(pm.Normal("b") ** 4))
@@ -320,6 +325,7 @@ def a_potential():
     ("builder", "words"),
     [
         (a_potential, ["pm.Potential"]),
+        (an_index_for_an_outcome, ["'y'", "index of persons"]),
         (not_normal, ["'u'", "pm.Normal"]),
         (two_effects, ["'slope'", "person"]),
         (no_index, ["u[person]"]),

@@ -34,6 +34,8 @@ CANNOT_BE_DRAWN = (
 )
 """Why a model has no simulated scores, as far as can be told."""
 
+OWN_LAW = "_drawn_by_pymc_dp"
+"""Attribute of an operation's class that this package made for one law, of a graph whose inner laws are looked at, too."""
 SECRET_WORDS = 4
 """Words that seed the outcomes: 256 bits, as long as any key."""
 _DRAWN = 8
@@ -281,9 +283,8 @@ def _refuse_foreign_laws(outcomes: list[Variable]) -> None:
     """
     for node in io_toposort(list(graph_inputs(outcomes)), outcomes):
         op: Any = node.op
-        if isinstance(op, RandomVariable | SymbolicRandomVariable) and not type(
-            op
-        ).__module__.startswith(("pymc.", "pytensor.", "pymc_dp.")):
+        known = hasattr(op, OWN_LAW) or type(op).__module__.startswith(("pymc.", "pytensor."))
+        if isinstance(op, RandomVariable | SymbolicRandomVariable) and not known:
             raise UnsupportedModelError(f"{type(op).__name__} draws by code that is not PyMC's.")
         inner = getattr(op, "fgraph", None)
         if inner is not None:

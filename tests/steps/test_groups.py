@@ -1044,6 +1044,14 @@ def a_test():
     return model
 
 
+def lost_in_the_prior(model):
+    compiled = dp.compile(model, unit=0, compile_kwargs=FAST)
+    law = law_model(compiled)
+    law.reset()
+    law.mode()
+    return attenuation(compiled, law)
+
+
 @pytest.mark.parametrize("kind", ["normal", "poisson", "beta"])
 def test_what_effects_are_added_to_is_learnt_though_they_are_not_known(kind):
     """Exactly so of covariates times residuals; a beta outcome's scores depend on its mean in another way, too."""
@@ -1056,23 +1064,16 @@ def test_what_effects_are_added_to_is_learnt_though_they_are_not_known(kind):
             pm.Poisson("y", pm.math.exp(effect), observed=np.zeros(N, int))
         else:
             pm.Beta("y", mu=pm.math.sigmoid(effect), nu=7.0, observed=np.full(N, 0.5))
-    compiled = dp.compile(model, compile_kwargs=FAST)
-    law = law_model(compiled)
-    law.reset()
-    law.mode()
-    lost = attenuation(compiled, law)
+    lost = lost_in_the_prior(model)
     assert (np.abs(lost) < 0.2).all()  # 64 outcomes of a record, at 8 pairs of places
 
 
 def test_what_effects_multiply_is_not_learnt_where_they_are_not_known():
-    """Of log a_j: two abilities have the mean alone in common, so that (α - b) of one and of the other have b², of 1 + b²."""
-    compiled = dp.compile(a_test(), unit=0, compile_kwargs=FAST)
-    law = law_model(compiled)
-    law.reset()
-    law.mode()
-    lost = attenuation(compiled, law)
-    assert lost.max() > 0.25
+    """Of log a the score is a (α - b) times a residual, and two draws of α - b from the prior have nothing in common; those of a do."""
+    lost = lost_in_the_prior(a_test())
     assert len(lost) == 3
+    assert abs(lost.max() - 1) < 0.5  # 8 pairs of places: the median record's mean of as many products
+    assert np.sort(lost)[1] < 0.25
 
 
 def test_a_run_of_which_effects_multiply_what_is_wanted_is_not_usable(caplog):
