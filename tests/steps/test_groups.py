@@ -1072,7 +1072,9 @@ def test_what_effects_multiply_is_not_learnt_where_they_are_not_known():
     """Of log a the score is a (α - b) times a residual, and two draws of α - b from the prior have nothing in common; those of a do."""
     lost = lost_in_the_prior(a_test())
     assert len(lost) == 3
-    assert abs(lost.max() - 1) < 0.5  # 8 pairs of places: the median record's mean of as many products
+    assert (
+        abs(lost.max() - 1) < 0.5
+    )  # 8 pairs of places: the median record's mean of as many products
     assert np.sort(lost)[1] < 0.25
 
 
