@@ -360,7 +360,7 @@ def test_a_point_without_prior_mass_is_rejected_without_a_look_at_data():
         pm.Normal("y", p, 1, observed=np.linspace(0, 1, 40))
     step = dp.DPBarker(
         batch_size=20,
-        scale=1e3,
+        scale=1e9,
         chains=1,
         draws=3,
         noise_source=dp.InsecureSeededNoise(0),

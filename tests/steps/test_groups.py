@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -237,6 +238,19 @@ def query(kind, part, bound=np.inf):
         features = tuple(rng.normal(size=(m, r, 3)) for m, r in settings[2].tables)
         return SharedInformation(*settings, features=features)
     return GroupInformation(*settings)
+
+
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs", "games"])
+def test_what_all_records_share_is_clipped_last(kind):
+    of, records = query(kind, "scores"), records_of(kind)
+    frame = replace(of.preconditioner, scales=tuple(9 * x for x in of.preconditioner.scales))
+    of = replace(of, preconditioner=frame)
+    whole, p = np.concatenate([c.values for c in of.terms(records)]), of.shape.p
+    outcomes = [frame.applied(c.simulated, c.rows, of.shape) for c in records.scores(of.theta)]
+    bound = 1.01 * max(np.linalg.norm(z[..., :p], axis=-1).max() for z in outcomes)
+    found = np.concatenate([c.values for c in replace(of, bound=bound).terms(records)])
+    assert (np.linalg.norm(whole, axis=1) > bound).any()
+    np.testing.assert_allclose(found[:, :p], whole[:, :p], atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "alone", "pairs", "games"])
@@ -1033,12 +1047,12 @@ def test_a_law_of_no_variance_returns_the_prior(monkeypatch, caplog):
 
 
 def a_test():
-    """Of 12 items, with two numbers each, and persons as groups."""
+    """Of 6 items, with two numbers each, and persons as groups."""
     rng = np.random.default_rng(9)
-    person, item = np.indices((400, 12)).reshape(2, -1)
+    person, item = np.indices((200, 6)).reshape(2, -1)
     with pm.Model() as model:
-        ability = pm.Normal("ability", 0, 1, shape=400)
-        a, b = pm.LogNormal("a", 0, 0.5, shape=12), pm.Normal("b", 0, 1, shape=12)
+        ability = pm.Normal("ability", 0, 1, shape=200)
+        a, b = pm.LogNormal("a", 0, 0.5, shape=6), pm.Normal("b", 0, 1, shape=6)
         logit = a[item] * (ability[person] - b[item])
         pm.Bernoulli("right", logit_p=logit, observed=rng.integers(2, size=len(item)))
     return model
