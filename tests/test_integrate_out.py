@@ -230,6 +230,7 @@ def test_outcomes_alone_are_private_where_all_else_is_public(model, public, expe
     assert compiled.roles.public_design == expected
 
 
+@pytest.mark.slow
 def test_a_test_is_as_sure_as_one_release_of_all_answers():
     """Of 200 persons and 4 items, all of whom answered all: the information costs nothing."""
     draws = np.random.default_rng(8)
