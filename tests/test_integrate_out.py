@@ -232,10 +232,10 @@ def test_outcomes_alone_are_private_where_all_else_is_public(model, public, expe
 
 @pytest.mark.slow
 def test_a_test_is_as_sure_as_one_release_of_all_answers():
-    """Of 200 persons and 4 items, all of whom answered all: the information costs nothing."""
+    """Of 400 persons and 6 items, all of whom answered all: the information costs nothing."""
     draws = np.random.default_rng(8)
-    easy = draws.normal(size=4)
-    p = 1 / (1 + np.exp(-draws.normal(size=(200, 1)) - easy))
+    easy = draws.normal(size=6)
+    p = 1 / (1 + np.exp(-draws.normal(size=(400, 1)) - easy))
     model = in_rows((draws.random(p.shape) < p).astype(int))
     found = dp.sample(200, model=model, epsilon=10, chains=1, cores=1, progressbar=False)
     said = json.loads(found.attrs["privacy_diagnostics"])
@@ -243,7 +243,7 @@ def test_a_test_is_as_sure_as_one_release_of_all_answers():
     assert said["spent_on_gradients"] == 1
     b = found.posterior["easy"].values[0]
     off = (b.mean(axis=0) - easy) / b.std(axis=0)
-    assert np.sqrt(np.mean(off**2)) < 1 + 3 / np.sqrt(2 * 4)
+    assert np.sqrt(np.mean(off**2)) < 1 + 3 / np.sqrt(2 * 6)
 
 
 def no_law_for_two():

@@ -1033,12 +1033,12 @@ def test_a_law_of_no_variance_returns_the_prior(monkeypatch, caplog):
 
 
 def a_test():
-    """Of 6 items, with two numbers each, and persons as groups."""
+    """Of 12 items, with two numbers each, and persons as groups."""
     rng = np.random.default_rng(9)
-    person, item = np.indices((200, 6)).reshape(2, -1)
+    person, item = np.indices((400, 12)).reshape(2, -1)
     with pm.Model() as model:
-        ability = pm.Normal("ability", 0, 1, shape=200)
-        a, b = pm.LogNormal("a", 0, 0.5, shape=6), pm.Normal("b", 0, 1, shape=6)
+        ability = pm.Normal("ability", 0, 1, shape=400)
+        a, b = pm.LogNormal("a", 0, 0.5, shape=12), pm.Normal("b", 0, 1, shape=12)
         logit = a[item] * (ability[person] - b[item])
         pm.Bernoulli("right", logit_p=logit, observed=rng.integers(2, size=len(item)))
     return model
