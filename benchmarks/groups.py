@@ -20,24 +20,16 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 
 import numpy as np
 import pymc as pm
+from _groups import DRAWS, Groups
 from _report import write_report
 
 import pymc_dp as dp
 import pymc_dp.steps.hierarchical as hierarchical
-from pymc_dp.linalg import inverse_root
-from pymc_dp.privacy.events import Gaussian
-from pymc_dp.privacy.filter import PrivacyFilter
-from pymc_dp.privacy.plans import Permit
-from pymc_dp.records.grouped import Preconditioner
-from pymc_dp.records.measurements import PaidMeasurements
-from pymc_dp.steps.hierarchical import HierarchicalFamily
-from pymc_dp.steps.surrogate import DPSurrogate
-from pymc_dp.surrogate.hierarchical.law import GroupLaw
 
 logging.getLogger("pymc").setLevel(logging.ERROR)  # here, as processes of their own import it, too
 hierarchical.GROUPS_FROM = 10  # to measure it where it is not the default, too
 
-N, P, DRAWS = 50_000, 3, 500
+N, P = 50_000, 3
 KINDS = ("intercepts", "slopes", "correlated", "crossed", "games", "normal", "Poisson", "beta")
 PLAN = [("intercepts", 12), ("intercepts", 1000), *((kind, m) for kind in KINDS for m in (50, 200))]
 REPLICATIONS = {1000: 4}
@@ -135,17 +127,13 @@ def model_of(kind, m, data):
     return model
 
 
-class Experiment:
-    """One model, compiled once: only for made-up data, as it skips the guards of a run."""
+class Experiment(Groups):
+    """A model, and data sets for it."""
 
     def __init__(self, kind, m, seed):
         self.kind, self.m, self.seed = kind, m, seed
         _, data = drawn(np.random.default_rng(0), kind, m)
-        self.model = model_of(kind, m, data)
-        with self.model:
-            self.step = DPSurrogate(family="hierarchical", draws=DRAWS, chains=1, epsilon=1.0)
-        self.family = HierarchicalFamily(self.step.compiled, 1.0, "pymc")
-        self.family.compile()
+        super().__init__(dp.compile(model_of(kind, m, data)))
 
     def take(self, number):
         """Another data set, and what is true of it."""
@@ -154,78 +142,6 @@ class Experiment:
             leaf.values[...] = data[leaf.name.removeprefix("data_")]
         self.step._curator._records.forget()
         return truth
-
-    def draw(self, z, slot):
-        """What the family finds with this noise multiplier, and CPU seconds."""
-        # A slot of its own, or two runs would have the same noise if that were seeded.
-        privacy_filter = PrivacyFilter(Permit(slot, 0, (Gaussian(z),)), z)
-        measure, start = PaidMeasurements(self.step._curator, privacy_filter), time.process_time()
-        found = self.family.draw(measure, DRAWS, 1)
-        return found, time.process_time() - start
-
-    def one_release(self, exact, z, rng):
-        """Draws after one Gaussian release of the whole budget at the mode, information known, by the best of some bounds and scales.
-
-        Of efficient scores, as the family's own.
-        """
-        law, model = exact.law, self.family._law
-        shape, J, T = model.shape, law.J.dense, np.eye(model.shape.n)
-        T[:, : shape.p] += law.R
-        Ti = np.linalg.inv(T)
-        prior = np.concatenate(
-            [np.full(shape.p, 1e3), np.minimum(exact.mode.prior_sds[shape.p :], 1e3)]
-        )
-        C = np.linalg.inv(J + Ti.T @ np.diag(prior**-2.0) @ Ti)
-        chunks = list(self.step._curator._records.scores(exact.mode.theta))
-        scores = np.concatenate([c.observed for c in chunks])
-        rows = [np.concatenate(r) for r in zip(*(c.rows for c in chunks), strict=True)]
-        one = Preconditioner(
-            np.eye(shape.p),
-            tuple(np.ones(r) for _, r in shape.tables),
-            tuple(shape.parts(law.R)[1:]),
-        )
-        scores = one.applied(scores, rows, shape)
-        places = np.hstack(
-            [
-                np.broadcast_to(np.arange(shape.p), (len(scores), shape.p)),
-                *shape.places(rows, [r for _, r in shape.tables], shape.p),
-            ]
-        )
-        white = inverse_root(np.linalg.inv(C[: shape.p, : shape.p])) * math.sqrt(
-            len(scores) / shape.p
-        )
-        best = math.inf, 0.0, C, law.beta
-        # S is the same number in all rows: no products of whole matrices.
-        A, sure = Ti @ C, np.einsum("ij,jk,ik->i", Ti, C, Ti, optimize=True)
-        of_rows = np.sum(A[:, shape.p :] ** 2, axis=1)
-        for scale in np.geomspace(0.1, 3, 8):
-            V, back = scale * white, np.linalg.inv(scale * white)
-            sizes = np.linalg.norm(
-                np.hstack([scores[:, : shape.p] @ V, scores[:, shape.p :]]), axis=1
-            )
-            of_noise = np.sum((A[:, : shape.p] @ back.T) ** 2, axis=1) + of_rows
-            for quantile in (0.9, 0.97, 0.99, 0.999, 1.0):
-                b = np.quantile(sizes, quantile)
-                sd = 2 * z * b
-                lost = scores * (1 - np.minimum(1, b / np.maximum(sizes, 1e-300)))[:, None]
-                bias = np.bincount(places.ravel(), lost.ravel(), shape.n)
-                off = sd**2 * of_noise + (A @ bias) ** 2
-                cost = sum(
-                    float(np.mean(off[part] / sure[part]))
-                    for part in (slice(shape.p), slice(shape.p, None))
-                )
-                if cost < best[0]:
-                    best = cost, sd, back, bias
-        _, sd, back, bias = best
-        blocks = [sd**2 * (back.T @ back)[None]]
-        blocks += [np.tile(sd**2 * np.eye(r), (g, 1, 1)) for g, r in shape.tables]
-        noise = sd * rng.normal(size=shape.n)
-        noise[: shape.p] = back.T @ noise[: shape.p]
-        seen = law.beta - bias + noise
-        released = GroupLaw(law.centre, seen, law.J, blocks, law.R)
-        model.put(released.centre, released.k, released.K)
-        model.mode()
-        return model.sample(DRAWS, 1, 1)
 
     def replications(self, number, epsilons):
         """For every ε: which of the truths were covered, errors and one release's in sds of the exact posterior, what was said, and CPU."""
@@ -246,11 +162,7 @@ class Experiment:
             return np.mean(np.concatenate([off[inside[name]] for name in names if name in inside]))
 
         for k, epsilon in enumerate(epsilons):
-            with self.model:
-                run = DPSurrogate(
-                    draws=DRAWS, chains=1, epsilon=epsilon, model=self.step.compiled
-                ).run
-            z = run.multiplier_of_one()
+            z = self.multiplier(epsilon)
             one = self.one_release(surrogate, z, rng)
             found, seconds = self.draw(z, 10 * number + 1 + k)
             covered = {}
