@@ -34,7 +34,7 @@ import pymc_dp as dp
 from pymc_dp.compat import groups_of, summary
 from pymc_dp.steps.hierarchical import has_groups
 
-EPSILONS, RUNS, OF_OTHERS, TUNED_ON = (1.0, 3.0), 8, 3, 1000
+EPSILONS, RUNS, OF_OTHERS, TUNED_ON = (1.0, 3.0), 5, 3, 1000
 """Runs of ours, and of the peer and of one release. The last is the seed of the runs that settings are chosen on: those that are shown have lower ones."""
 MEASURES = {"common": "error: common", "effects": "group effects", "own": "error (own sds)", "inside": "inside"}  # fmt: skip
 COLUMNS = [

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pymc_dp.likelihood.shape import Shape
 from pymc_dp.likelihood.simulated import Scores
-from pymc_dp.linalg import as_matrix, as_vectors, shrink
+from pymc_dp.linalg import as_matrix, as_vectors, clip, shrink
 from pymc_dp.privacy.clipping import Sparse
 from pymc_dp.records.queries import Units, UnitTerms, Vector, expected, finite_scores
 
@@ -64,10 +64,6 @@ class Preconditioner:
 @dataclass(frozen=True, eq=False)
 class GroupScore:
     r"""Clipped score :math:`z = T\,(V^\top (x_i - R_k^\top a_i),\ s\, a_i)`, less what the model expects of it.
-
-    Rows' part v is clipped first: of :math:`z = (u, v)`, with φ's part u, :math:`\tilde u = \operatorname{clip}_b(u)` is kept, and of v what that leaves,
-    :math:`\operatorname{clip}(v)` to :math:`\sqrt{b^2 - \lVert \tilde u \rVert^2}`: together no longer than b. What is clipped of v is spread over all groups; what is clipped of u
-    adds up, and where outcomes' tails are not the model's, centring does not give it back.
 
     What is expected is as of :class:`~pymc_dp.records.queries.Score`. With rows' part taken off, noise in rows is none in φ.
 
@@ -122,11 +118,8 @@ class GroupScore:
 
             values = applied(of.observed)
             if self.bound < math.inf:
-                values = self._clipped(finite_scores(values[None]))[0]
-                z, p = finite_scores(applied(of.simulated)), shape.p
-                parts = zip((z[..., :p], z[..., p:]), self._factors(z), strict=True)
-                centres = [expected(part, of, factor, wholly=True) for part, factor in parts]
-                values = values - np.concatenate(centres, axis=1)
+                z = finite_scores(applied(of.simulated))
+                values = clip(values, self.bound) - expected(z, of, self.bound, wholly=True)
                 if of.elsewhere is not None and of.shifted is not None:
                     there = finite_scores(applied(of.elsewhere))
                     values = values - self._of_distance(z, there, of.weights, of.shifted)
@@ -134,22 +127,11 @@ class GroupScore:
             rows = shape.places(of.rows, [r for _, r in shape.tables], shape.p)
             yield Sparse(values, np.hstack([common, *rows]))
 
-    def _factors(self, z: Vector) -> tuple[Vector, Vector]:
-        """What clips φ's and rows' parts of scores, shape (..., units) each."""
-        p = self.shape.p
-        common, rows = np.linalg.norm(z[..., :p], axis=-1), np.linalg.norm(z[..., p:], axis=-1)
-        left = np.sqrt(self.bound**2 - np.minimum(common, self.bound) ** 2)
-        return shrink(common, self.bound), shrink(rows, left)
-
-    def _clipped(self, z: Vector) -> Vector:
-        p, (common, rows) = self.shape.p, self._factors(z)
-        return np.concatenate(
-            [z[..., :p] * common[..., None], z[..., p:] * rows[..., None]], axis=-1
-        )
-
     def _of_distance(self, here: Vector, there: Vector, weights: Vector, shifted: Vector) -> Vector:
         """What both places expect of each other's clipped scores, on average over the two, shape (units, q)."""
-        here, there = self._clipped(here), self._clipped(there)
+        here, there = (
+            z * shrink(np.linalg.norm(z, axis=2), self.bound)[:, :, None] for z in (here, there)
+        )
         expected_there = np.einsum("kn,knd->nd", weights, there - here)
         return np.asarray(np.einsum("kn,knd->nd", shifted, here) + expected_there) / 2
 

@@ -270,6 +270,7 @@ def test_a_run_that_clips_hard_finds_the_mode(harder, within, monkeypatch):
     np.testing.assert_allclose(np.diag(found.covariance), np.diag(covariance), rtol=0.1)
 
 
+@pytest.mark.slow
 def test_few_records_that_alone_tell_of_a_parameter_are_found():
     """A category of one in a thousand, under a prior that says next to nothing: its interval is about as long as without noise."""
     rng, n, few = np.random.default_rng(5), 100_000, 100

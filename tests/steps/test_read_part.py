@@ -200,7 +200,7 @@ def test_draws_of_a_non_centred_model_are_the_exact_posterior_without_noise(kind
     assert idata.attrs["privacy_usable"] == 1
     with model:
         exact = pm.sample(1000, chains=2, cores=1, random_seed=1, progressbar=False, target_accept=0.95,
-                          compute_convergence_checks=False)  # fmt: skip
+                          nuts_sampler="nutpie", compute_convergence_checks=False)  # fmt: skip
     found, right = (groups_of(result)["posterior"] for result in (idata, exact))
     for name in ("b", "u", "tau") if kind == "groups" else ("sigma", "beta", "tau"):
         values = [p[name].values.reshape(2000, -1) for p in (found, right)]
@@ -259,7 +259,7 @@ def test_draws_of_a_centred_hierarchy_are_the_exact_posterior_without_noise():
                       step=partial(dp.DPSurrogate, family="normal"), noise_source=InsecureSeededNoise(1))  # fmt: skip
     with model:
         exact = pm.sample(1500, chains=2, cores=1, random_seed=1, progressbar=False,
-                          compute_convergence_checks=False)  # fmt: skip
+                          nuts_sampler="nutpie", compute_convergence_checks=False)  # fmt: skip
     found, right = (groups_of(result)["posterior"] for result in (idata, exact))
     for name in ("a", "b", "u", "tau"):
         values = [p[name].values.reshape(3000, -1) for p in (found, right)]

@@ -149,21 +149,23 @@ class Evaluator:
     ) -> Slope:  # fmt: skip
         """Score at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`.
 
-        If another place is given, it is seen from there, too. Rows' clipped scores tell less of where the mode is than their information says, and are made
-        longer by that. What was clipped of them may point one way: each has one of `parts` of it, shape (groups, columns) of every table, as each of the units
-        clipped has one row only. φ's are clipped where they alone are longer than the bound.
+        If another place is given, it is seen from there, too. A clipped score tells less of where the mode is than its information says, and is made longer by
+        that, as if that part were the same in all directions. What was clipped may point one way in φ; rows have `parts` of it, shape (groups, columns) of
+        every table, as each of the units clipped has one row only.
         """
         of = GroupScore(theta, preconditioner, self.shape, math.inf, self._tempering, other)
         b, beyond_it, sizes = self._bound(of, counts, share, beyond)
         b = max(b, SHORTEST / math.sqrt(self._n))  # units are about 1/√n long, as scales have it
+        clipped, kept = beyond_it * b, sizes.kept(b)
         of = replace(of, bound=b)
-        released, sd = self.measure.sum(of, b, share)
+        released, noise = self.measure.sum(of, b, share)
+        released, noise, clipped = released / kept, noise / kept, clipped / kept
+        sd = math.hypot(noise, _OF_CLIPPED * clipped / math.sqrt(self.shape.n))
+        of_rows = [np.hypot(noise, _OF_CLIPPED * clipped * part) for part in parts]
         common, *tables = self.shape.parts(released)
-        of_rows = [np.hypot(sd, _OF_CLIPPED * beyond_it * b * part) for part in parts]
-        back, kept = np.linalg.inv(preconditioner.V), sizes.kept(b)
+        back = np.linalg.inv(preconditioner.V)
         scales = [
-            np.broadcast_to(kept * s, t.shape)
-            for s, t in zip(preconditioner.scales, tables, strict=True)
+            np.broadcast_to(s, t.shape) for s, t in zip(preconditioner.scales, tables, strict=True)
         ]
         rows = [t / s for t, s in zip(tables, scales, strict=True)]
         return Slope(
