@@ -85,7 +85,7 @@ def drawn(rng, kind, m, n=N):
     elif kind == "beta":
         truth["width"] = 7 * math.exp(0.5 * rng.normal())
         y = rng.beta(p * truth["width"], (1 - p) * truth["width"])
-        # No further from 0 and 1 than numbers can be: cut at 1e-4, exact posteriors themselves held .64 of slopes and .50 of widths.
+        # As near to 0 and 1 as numbers can be: cut further in, they are another model's.
         data["y"] = np.clip(y, 1e-300, 1 - 2.0**-53)
     else:
         data["y"] = (rng.random(n) < p).astype(np.int64)
