@@ -14,6 +14,7 @@ from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.steps.hierarchical import HierarchicalFamily
 from pymc_dp.steps.surrogate import DPSurrogate
 from pymc_dp.surrogate.hierarchical.law import GroupLaw
+from pymc_dp.surrogate.hierarchical.structured import Structured
 
 DRAWS = 500
 
@@ -100,7 +101,8 @@ class Groups:
         noise = sd * rng.normal(size=shape.n)
         noise[: shape.p] = back.T @ noise[: shape.p]
         seen = law.beta - bias + noise
-        released = GroupLaw(law.centre, seen, law.J, blocks, law.R)
+        S = Structured(blocks, law.J.U[:, :0], law.J.M[:0, :0])
+        released = GroupLaw(law.centre, seen, law.J, S, law.R)
         model.put(released.centre, released.k, released.K)
         model.mode()
         return model.sample(DRAWS, 1, 1)

@@ -15,8 +15,8 @@ def norms(vectors: Vector) -> Vector:
     return np.asarray(np.linalg.norm(vectors, axis=1))
 
 
-def shrink(norms: Vector, bound: float) -> Vector:
-    """Factors that clip vectors of these norms; 0 for what is not finite."""
+def shrink(norms: Vector, bound: float | Vector) -> Vector:
+    """Factors that clip vectors of these norms, to one bound or each to its own; 0 for what is not finite."""
     return np.where(np.isfinite(norms), np.minimum(1.0, bound / np.maximum(norms, 1e-300)), 0.0)
 
 

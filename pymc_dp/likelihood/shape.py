@@ -27,6 +27,20 @@ class Shape(NamedTuple):
         return self.p + sum(self.tables[k][1] for k in self.uses)
 
     @property
+    def r(self) -> int:
+        """Columns of all tables."""
+        return sum(columns for _, columns in self.tables)
+
+    @property
+    def in_columns(self) -> Vector:
+        """Which of these each number of all rows is in, 1 or 0, shape (n - p, r)."""
+        ends = np.cumsum([columns for _, columns in self.tables])
+        own = np.split(np.eye(self.r), ends[:-1])
+        return np.concatenate(
+            [np.tile(x, (groups, 1)) for x, (groups, _) in zip(own, self.tables, strict=True)]
+        )
+
+    @property
     def columns(self) -> list[slice]:
         """Where the numbers of the rows that a unit uses are among these."""
         widths = [self.tables[k][1] for k in self.uses]

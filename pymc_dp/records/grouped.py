@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pymc_dp.likelihood.shape import Shape
 from pymc_dp.likelihood.simulated import Scores
-from pymc_dp.linalg import as_matrix, as_vectors, clip, shrink
+from pymc_dp.linalg import as_matrix, as_vectors, shrink
 from pymc_dp.privacy.clipping import Sparse
 from pymc_dp.records.queries import Units, UnitTerms, Vector, expected, finite_scores
 
@@ -67,7 +67,7 @@ class GroupScore:
 
     What is expected is as of :class:`~pymc_dp.records.queries.Score`. With rows' part taken off, noise in rows is none in φ.
 
-    It is asked at a place θ at which the model is not right yet, if only as groups are not known: residuals are as much larger, and of a
+    From nearby it is asked at a place θ at which the model is not right yet, if only as groups are not known: residuals are as much larger, and of a
     normal outcome's σ that makes too much. What two places θ, θ' expect of each other's scores, without what changes its sign if they
     change places,
 
@@ -75,6 +75,11 @@ class GroupScore:
         \operatorname{clip}_b(z(\theta))]\bigr)
 
     is taken off, too. Outcomes are drawn at both places, and count for each by their probabilities.
+
+    Then z has totals, too, :math:`s\, a_i / \sqrt m`, which are summed over all m groups of a table: along them these move alike. They are clipped last, and rows first: of
+    totals w, φ's part u and rows' part v there are left :math:`\tilde w = \operatorname{clip}_b(w)`, u clipped to :math:`\sqrt{b^2 - \lVert \tilde w \rVert^2}`, and v to what both
+    leave of b. What is clipped of rows is spread over all groups, and totals tell what it adds up to; of what all records share it adds up, and where outcomes' tails are not the
+    model's, centring does not give it back. From afar all is clipped alike, as φ's part, which is long there, would leave rows nothing.
 
     Parameters
     ----------
@@ -86,7 +91,7 @@ class GroupScore:
     tempering : float
         T.
     other : ndarray, shape (d,), optional
-        θ'. Default: nothing is taken off for the distance.
+        θ'. Default: none, as from afar: nothing is taken off for the distance, and there are no totals.
     """
 
     theta: Vector
@@ -99,13 +104,18 @@ class GroupScore:
 
     @property
     def dimension(self) -> int:
-        """Length of ψ."""
-        return self.shape.n
+        """Length of ψ, and totals."""
+        return self.shape.n + self.totals
 
     @property
     def nonzeros(self) -> int:
         """How many numbers a unit has."""
-        return self.shape.q
+        return self.shape.q + self.totals
+
+    @property
+    def totals(self) -> int:
+        """How many there are."""
+        return 0 if self.other is None else self.shape.r
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Sparse]:
         """See :class:`~pymc_dp.records.queries.Query`."""
@@ -114,24 +124,52 @@ class GroupScore:
         for of in records.scores(self.theta, self.other):
 
             def applied(scores: Vector, of: Scores = of) -> Vector:
-                return self.tempering * self.preconditioner.applied(scores, of.rows, shape)
+                z = self.tempering * self.preconditioner.applied(scores, of.rows, shape)
+                return np.concatenate([z, self._of_totals(z)], axis=-1)
 
             values = applied(of.observed)
             if self.bound < math.inf:
+                values = self._clipped(finite_scores(values[None]))[0]
                 z = finite_scores(applied(of.simulated))
-                values = clip(values, self.bound) - expected(z, of, self.bound, wholly=True)
+                for part, factor in self._factors(z):
+                    values[:, part] -= expected(z[..., part], of, factor, wholly=True)
                 if of.elsewhere is not None and of.shifted is not None:
                     there = finite_scores(applied(of.elsewhere))
                     values = values - self._of_distance(z, there, of.weights, of.shifted)
             common = np.broadcast_to(np.arange(shape.p), (len(values), shape.p))
             rows = shape.places(of.rows, [r for _, r in shape.tables], shape.p)
-            yield Sparse(values, np.hstack([common, *rows]))
+            totals = np.broadcast_to(np.arange(shape.n, self.dimension), (len(values), self.totals))
+            yield Sparse(values, np.hstack([common, *rows, totals]))
+
+    def _of_totals(self, z: Vector) -> Vector:
+        """What scores, shape (..., units, q), add to totals."""
+        if not self.totals:
+            return z[..., :0]
+        parts = [np.zeros((*z.shape[:-1], r)) for _, r in self.shape.tables]
+        for k, columns in zip(self.shape.uses, self.shape.columns, strict=True):
+            parts[k] += z[..., columns] / math.sqrt(self.shape.tables[k][0])
+        return np.concatenate(parts, axis=-1)
+
+    def _factors(self, z: Vector) -> Iterator[tuple[slice, Vector]]:
+        """What clips every part of scores, shape (..., units), the first of all to be kept first."""
+        p, q = self.shape.p, self.shape.q
+        in_order = slice(q, None), slice(p), slice(p, q)
+        left = np.full(z.shape[:-1], self.bound**2)
+        for part in in_order if self.totals else (slice(None),):
+            sizes = np.linalg.norm(z[..., part], axis=-1)
+            factor = shrink(sizes, np.sqrt(left))
+            left = np.maximum(left - (factor * sizes) ** 2, 0.0)
+            yield part, factor
+
+    def _clipped(self, z: Vector) -> Vector:
+        clipped = np.empty_like(z)
+        for part, factor in self._factors(z):
+            clipped[..., part] = z[..., part] * factor[..., None]
+        return clipped
 
     def _of_distance(self, here: Vector, there: Vector, weights: Vector, shifted: Vector) -> Vector:
-        """What both places expect of each other's clipped scores, on average over the two, shape (units, q)."""
-        here, there = (
-            z * shrink(np.linalg.norm(z, axis=2), self.bound)[:, :, None] for z in (here, there)
-        )
+        """What both places expect of each other's clipped scores, on average over the two, of shape (units, nonzeros)."""
+        here, there = self._clipped(here), self._clipped(there)
         expected_there = np.einsum("kn,knd->nd", weights, there - here)
         return np.asarray(np.einsum("kn,knd->nd", shifted, here) + expected_there) / 2
 
@@ -297,7 +335,7 @@ class Coupling:
     @property
     def dimension(self) -> int:
         """How many numbers there are."""
-        return sum(r for _, r in self.shape.tables) * self.shape.p
+        return self.shape.r * self.shape.p
 
     def terms(self, records: UnitTerms, units: Units | None = None) -> Iterator[Vector]:
         """See :class:`~pymc_dp.records.queries.Query`."""

@@ -171,7 +171,8 @@ class Score:
         W = _of_all(units, self.tempering * self.V)
         for of in records.scores(self.theta):
             z = finite_scores(of.simulated @ W)
-            yield clip(of.observed @ W, self.bound) - expected(z, of, self.bound, self.wholly)
+            factor = shrink(np.linalg.norm(z, axis=2), self.bound)
+            yield clip(of.observed @ W, self.bound) - expected(z, of, factor, self.wholly)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +285,7 @@ class Information:
                 yield z[:, few], weights[:, few], kept[:, few]
 
 
-def expected(z: Vector, of: Scores, bound: float, wholly: bool = False) -> Vector:
+def expected(z: Vector, of: Scores, factor: Vector, wholly: bool = False) -> Vector:
     """What the model expects of units' clipped scores, shape (units, d): see :class:`Score`.
 
     Parameters
@@ -293,10 +294,10 @@ def expected(z: Vector, of: Scores, bound: float, wholly: bool = False) -> Vecto
         Finite scores at outcomes of the model's, in the coordinates in which they are clipped.
     of : Scores
         Whose they are.
-    bound : float
+    factor : ndarray, shape (outcomes, units)
+        What clips them.
     wholly : bool
     """
-    factor = shrink(np.linalg.norm(z, axis=2), bound)
     kappa = 1.0 if wholly else _centred(factor < 1, of.exact)
     # Weights of outcomes that are drawn at two places add up to 1 on average only; what is not clipped is expected to be 0 all the same.
     mean = (of.weights * factor).sum(axis=0) / np.maximum(of.weights.sum(axis=0), 1e-300)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -37,7 +38,12 @@ from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.information import Information, informed
 from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, pooled, scale_of_doubts
 from pymc_dp.surrogate.hierarchical.seen import features_of
-from pymc_dp.surrogate.hierarchical.shrinkage import Sums, shrunk_positive, shrunk_ratios
+from pymc_dp.surrogate.hierarchical.shrinkage import (
+    Sums,
+    shrunk_positive,
+    shrunk_ratios,
+    with_totals,
+)
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
 from ..marks import slow_but
@@ -211,7 +217,7 @@ def test_derivatives_are_those_of_the_whole_likelihood(kind):
     """By the chain rule, with ψ's own derivatives taken numerically."""
     theta, step = some_theta(kind), 1e-5
     of = GroupScore(theta, plain_frame(shape_of(kind)), shape_of(kind))
-    local = dense(of.terms(records_of(kind)), of.dimension)
+    local = dense(of.terms(records_of(kind)), of.dimension)[:, : of.shape.n]
 
     def flat(at):
         return np.concatenate([np.ravel(part) for part in psi_function(kind)(at)])
@@ -239,12 +245,59 @@ def query(kind, part, bound=np.inf):
     return GroupInformation(*settings)
 
 
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs", "games"])
+def test_totals_are_sums_over_all_groups(kind):
+    of = query(kind, "scores from two places")
+    released = dense(of.terms(records_of(kind)), of.dimension).sum(axis=0)
+    _, *tables = of.shape.parts(released[: of.shape.n])
+    totals = np.concatenate([x.sum(axis=0) / np.sqrt(len(x)) for x in tables])
+    np.testing.assert_allclose(released[of.shape.n :], totals, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs", "games"])
+@pytest.mark.parametrize("common", [False, True])
+def test_rows_are_clipped_first_and_totals_last(kind, common):
+    """With a bound that no outcome's totals exceed these are whole, and so is φ's part if both together do not."""
+    of, records = query(kind, "scores"), records_of(kind)
+    frame = replace(of.preconditioner, scales=tuple(9 * x for x in of.preconditioner.scales))
+    # With the same place as the other one, nothing is taken off for the distance.
+    of, shape = replace(of, preconditioner=frame, other=of.theta), of.shape
+    whole = np.concatenate([c.values for c in of.terms(records)])
+    kept = [*range(shape.p if common else 0), *range(shape.q, shape.q + shape.r)]
+    lengths = []
+    for c in records.scores(of.theta):
+        z = frame.applied(c.simulated, c.rows, shape)
+        totals = np.zeros((*z.shape[:2], shape.r))
+        for k, columns in zip(shape.uses, shape.columns, strict=True):
+            first = sum(r for _, r in shape.tables[:k])
+            at = slice(first, first + shape.tables[k][1])
+            totals[..., at] += z[..., columns] / np.sqrt(shape.tables[k][0])
+        lengths.append(np.linalg.norm(np.concatenate([z[..., : shape.q], totals], axis=2)[..., kept], axis=2).max())  # fmt: skip
+    bound = 1.01 * max(lengths)
+    found = np.concatenate([c.values for c in replace(of, bound=bound).terms(records)])
+    assert (np.linalg.norm(whole, axis=1) > bound).any()
+    np.testing.assert_allclose(found[:, kept], whole[:, kept], atol=1e-12)
+
+
+def test_numbers_and_their_totals_are_made_consistent():
+    """As the joint normal law of both has it, with errors that have something in common."""
+    rng, n, r = np.random.default_rng(4), 12, 2
+    v, W, A = rng.random(n) + 0.1, rng.normal(size=(n, 1)), np.kron(np.eye(r), np.ones((6, 1)))
+    of_totals, x, totals = rng.random(r), rng.normal(size=n), rng.normal(size=r)
+    got, U, M = with_totals(x, v, W, A, totals, of_totals)
+    # By information, of a flat prior: that of numbers and that of sums add up.
+    known = np.linalg.inv(np.diag(v) + W @ W.T)
+    both = np.linalg.inv(known + A @ np.diag(1 / of_totals) @ A.T)
+    np.testing.assert_allclose(np.diag(v) + U @ M @ U.T, both, atol=1e-12)
+    np.testing.assert_allclose(got, both @ (known @ x + A @ (totals / of_totals)), atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "alone", "pairs", "games"])
 def test_information_is_what_outcomes_are_expected_to_tell(kind):
     """Of Bernoulli outcomes p (1 - p) times the square of the linear predictor's slopes, summed where ψ has places for it."""
     p, records, of = compiled(kind).cut.p, records_of(kind), query(kind, "information")
     scores = query(kind, "scores")
-    places = np.concatenate([c.places for c in scores.terms(records)])
+    places = np.concatenate([c.places for c in scores.terms(records)])[:, : of.shape.q]
     z = np.concatenate([np.asarray(c.observed) for c in records.scores(of.theta)])
     rows = [
         np.concatenate(r) for r in zip(*(c.rows for c in records.scores(of.theta)), strict=True)
@@ -393,7 +446,7 @@ def test_scores_at_draws_are_unbiased_of_a_scale_too(apart):
         outcome.values[...] = np.repeat(truth[1:], each) + rng.normal(size=n)
         records.forget()
         found.append([
-            dense(GroupScore(here, plain, shape, 50.0, 1.0, also).terms(records), shape.n).sum(axis=0)[0]
+            dense(GroupScore(here, plain, shape, 50.0, 1.0, also).terms(records), shape.n + 1).sum(axis=0)[0]
             for also in (None, other)
         ])  # fmt: skip
     mean, se = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(100)
@@ -420,8 +473,8 @@ def test_structured_matrices_are_the_dense_ones():
     np.testing.assert_allclose(A.inverse.dense, np.linalg.inv(A.dense))
     np.testing.assert_allclose(A.combined(B).dense, A.dense + B.dense)
     np.testing.assert_allclose(A.diagonal, np.diag(A.dense))
-    S = Structured(A.blocks, A.U * 0, A.M).dense
-    np.testing.assert_allclose(B.between(A.blocks).dense, S @ B.dense @ S)
+    np.testing.assert_allclose(A.combined(B, -1.0).dense, A.dense - B.dense)
+    np.testing.assert_allclose(A.between(B).dense, B.dense @ A.dense @ B.dense)
     R = some_shear(rng)
     T = np.eye(14) + R @ np.eye(14)[:2]
     np.testing.assert_allclose(B.sheared(R).dense, T.T @ B.dense @ T)
@@ -431,11 +484,10 @@ def test_structured_matrices_are_the_dense_ones():
 def test_information_of_a_law():
     rng = np.random.default_rng(5)
     J = some_structured(rng)
-    S = [np.tile(np.diag(rng.random(b.shape[1]) + 0.1), (len(b), 1, 1)) for b in J.blocks]
+    S = some_structured(rng)
     law = GroupLaw(np.zeros(14), rng.normal(size=14), J, S, some_shear(rng))
     T = np.eye(14) + law.R @ np.eye(14)[:2]
-    noise = Structured(S, J.U * 0, J.M).dense
-    kept = J.dense @ np.linalg.inv(J.dense + noise)
+    kept = J.dense @ np.linalg.inv(J.dense + S.dense)
     np.testing.assert_allclose(law.K.dense, T.T @ kept @ J.dense @ T, atol=1e-10)
     np.testing.assert_allclose(law.k, T.T @ kept @ law.beta, atol=1e-10)
 
@@ -457,7 +509,8 @@ def a_slope(m, of_scale=0.0, variance=0.0, of_common=True):
     """At the truth, with no noise in rows."""
     none = np.zeros(m + 1)
     gradient = np.concatenate([[of_scale], none[1:]])
-    return Slope(none, np.zeros((m + 1, 1)), gradient, np.full((1, 1), variance), none[1:], True, of_common)  # fmt: skip
+    U, M = np.zeros((m, 0)), np.zeros((0, 0))
+    return Slope(none, np.zeros((m + 1, 1)), gradient, np.full((1, 1), variance), none[1:], U, M, True, of_common)  # fmt: skip
 
 
 def law_of(slopes, sizes, unsure, last=False, bends=(1.0,)):
@@ -475,7 +528,7 @@ def test_chance_in_rows_distances_is_in_the_law_of_a_scale():
     added = (rng.normal(size=(20_000, m)) ** 2 * unsure) @ sizes
     # The variance of 20,000 such sums is known to 2 %, one sd.
     law = law_of([a_slope(m)], sizes, unsure)
-    np.testing.assert_allclose(law.S[0][0, 0, 0], added.var(), rtol=0.06)
+    np.testing.assert_allclose(law.S.blocks[0][0, 0, 0], added.var(), rtol=0.06)
 
 
 @pytest.mark.parametrize("off", [1.0, 100.0])
@@ -483,7 +536,9 @@ def test_gradients_that_contradict_each_other_make_the_last_law_wider(off):
     """By χ² over its degrees of freedom, as Birge has it; never narrower, and not before the end."""
     sizes, unsure = np.full(10, 30.0), np.full(10, 1e-6)
     slopes = [a_slope(10, sign * off, 25.0) for sign in (-1, 0, 1)]
-    before, after = (law_of(slopes, sizes, unsure, last).S[0][0, 0, 0] for last in (False, True))
+    before, after = (
+        law_of(slopes, sizes, unsure, last).S.blocks[0][0, 0, 0] for last in (False, True)
+    )
     np.testing.assert_allclose(before, 25 / 3, rtol=1e-3)
     np.testing.assert_allclose(after, before * max(1.0, 2 * off**2 / 25 / 2), rtol=1e-3)
 
@@ -494,8 +549,8 @@ def test_gradients_from_afar_tell_of_rows_only():
     slopes = [slope._replace(variance=noise) for slope in (far, near)]
     one, both = (law_of(each, sizes, unsure, bends=(0.0,)) for each in (slopes[1:], slopes))
     np.testing.assert_allclose(both.beta, one.beta)
-    np.testing.assert_allclose(both.S[0], one.S[0])
-    np.testing.assert_allclose(both.S[1], one.S[1] / 2)
+    np.testing.assert_allclose(both.S.blocks[0], one.S.blocks[0])
+    np.testing.assert_allclose(both.S.blocks[1], one.S.blocks[1] / 2)
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.3, 1.0, 4.0])
@@ -523,7 +578,7 @@ def test_rows_that_are_seen_to_be_where_they_were_said_to_be_are_believed():
         ]
         for sd in (3.0, 25.0)
     )  # fmt: skip
-    sure, unsure_law = (law_of(slopes, sizes, unsure).S[1] for slopes in (agreeing, other))
+    sure, unsure_law = (law_of(slopes, sizes, unsure).S.blocks[1] for slopes in (agreeing, other))
     np.testing.assert_allclose(sure, 9.0 / 3, rtol=0.25)
     np.testing.assert_allclose(unsure_law, 25.0**2 / 3, rtol=0.25)
 
@@ -596,8 +651,8 @@ def test_rows_whose_information_does_not_change_are_believed_from_afar():
     sizes, unsure = np.full(10, 30.0), np.full(10, 4.0)
     slope = a_slope(10)._replace(variance=np.full(10, 9.0))
     bent, straight = (law_of([slope], sizes, unsure, bends=(x,)) for x in (1.0, 0.0))
-    np.testing.assert_allclose(straight.S[1], 9.0)
-    np.testing.assert_allclose(bent.S[1][:, 0, 0], 9.0 + 30**2 * 4.0 * 4.0 / 4)
+    np.testing.assert_allclose(straight.S.blocks[1], 9.0)
+    np.testing.assert_allclose(bent.S.blocks[1][:, 0, 0], 9.0 + 30**2 * 4.0 * 4.0 / 4)
 
 
 def test_nothing_is_expected_of_scores_that_are_not_clipped():
@@ -614,8 +669,8 @@ def test_shifts_of_a_law_are_how_far_noise_moves_the_mean():
     """Of truths drawn from the prior: the mean with noise beside the mean without it."""
     rng = np.random.default_rng(5)
     J = some_structured(rng)
-    S = [np.tile(np.diag(3 * rng.random(b.shape[1]) + 0.1), (len(b), 1, 1)) for b in J.blocks]
-    noise, sds = Structured(S, J.U * 0, J.M).dense, 0.3 + rng.random(14)
+    S = some_structured(rng)
+    noise, sds = S.dense, 0.3 + rng.random(14)
     truths = sds[:, None] * rng.normal(size=(14, 4000))
     exact = J.dense @ truths + np.linalg.cholesky(J.dense) @ rng.normal(size=(14, 4000))
     seen = exact + np.linalg.cholesky(noise) @ rng.normal(size=(14, 4000))

@@ -19,6 +19,7 @@ from pymc_dp.records.grouped import (
 )
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Query
+from pymc_dp.surrogate.hierarchical.shrinkage import with_totals
 from pymc_dp.surrogate.normal.bounds import BINS_PER_OCTAVE, SHORTEST, Tail, number_beyond
 
 _OF_SHARED = 0.3
@@ -59,7 +60,7 @@ class Curvature(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """A gradient with noise, and where.
+    r"""A gradient with noise, and where.
 
     Parameters
     ----------
@@ -71,7 +72,9 @@ class Slope(NamedTuple):
     covariance : ndarray, shape (p, p)
         Of the noise in φ.
     variance : ndarray, shape (n - p,)
-        Of the noise in rows; all of it is independent.
+        Of the noise in rows, of which all is independent but what totals tell: covariances are the diagonal matrix of these + :math:`U M U^\top`.
+    U : ndarray, shape (n - p, l)
+    M : ndarray, shape (l, l)
     seen : bool
         Whether units' sizes stood out of the noise; if not, the bound means nothing, and the score says nothing.
     of_common : bool
@@ -83,6 +86,8 @@ class Slope(NamedTuple):
     gradient: Vector
     covariance: Vector
     variance: Vector
+    U: Vector
+    M: Vector
     seen: bool
     of_common: bool = True
 
@@ -149,33 +154,35 @@ class Evaluator:
     ) -> Slope:  # fmt: skip
         """Score at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`.
 
-        If another place is given, it is seen from there, too. A clipped score tells less of where the mode is than its information says, and is made longer by
-        that, as if that part were the same in all directions. What was clipped may point one way in φ; rows have `parts` of it, shape (groups, columns) of
-        every table, as each of the units clipped has one row only.
+        If another place is given, it is seen from there, too, and totals tell what all rows of a table add up to. Clipped scores tell less of where the mode is than their information
+        says, and are made longer by that: rows', and where there are no totals φ's as if it were the same in all directions. What was clipped may point one way: each of the units clipped
+        has one row only, so rows have `parts` of it, shape (groups, columns) of every table.
         """
-        of = GroupScore(theta, preconditioner, self.shape, math.inf, self._tempering, other)
+        shape = self.shape
+        of = GroupScore(theta, preconditioner, shape, math.inf, self._tempering, other)
         b, beyond_it, sizes = self._bound(of, counts, share, beyond)
         b = max(b, SHORTEST / math.sqrt(self._n))  # units are about 1/√n long, as scales have it
-        clipped, kept = beyond_it * b, sizes.kept(b)
-        of = replace(of, bound=b)
-        released, noise = self.measure.sum(of, b, share)
-        released, noise, clipped = released / kept, noise / kept, clipped / kept
-        sd = math.hypot(noise, _OF_CLIPPED * clipped / math.sqrt(self.shape.n))
-        of_rows = [np.hypot(noise, _OF_CLIPPED * clipped * part) for part in parts]
-        common, *tables = self.shape.parts(released)
-        back = np.linalg.inv(preconditioner.V)
-        scales = [
-            np.broadcast_to(s, t.shape) for s, t in zip(preconditioner.scales, tables, strict=True)
-        ]
-        rows = [t / s for t, s in zip(tables, scales, strict=True)]
-        return Slope(
-            psi,
-            flat(preconditioner.R, self.shape),
-            np.concatenate([back.T @ common, *map(np.ravel, rows)]),
-            sd**2 * back.T @ back,
-            np.concatenate([np.ravel((x / s) ** 2) for x, s in zip(of_rows, scales, strict=True)]),
-            sizes.seen,
+        released, sd = self.measure.sum(replace(of, bound=b), b, share)
+        kept, clipped, p, n = sizes.kept(b), _OF_CLIPPED * beyond_it * b, shape.p, shape.n
+        of_common, kept_of_common = (
+            math.hypot(sd, clipped / math.sqrt(n)),
+            1.0 if of.totals else kept,
         )
+        scales, part = preconditioner.of_rows(shape), np.concatenate([np.ravel(x) for x in parts])
+        of_clipped, A = clipped * part / (kept * scales), shape.in_columns[:, : of.totals]
+        variance = (sd / (kept * scales)) ** 2 + of_clipped**2
+        longer = np.sqrt(A.sum(axis=0)) / np.concatenate(preconditioner.scales)[: of.totals]
+        rows, U, M = with_totals(
+            released[p:n] / (kept * scales),
+            variance,
+            A * of_clipped[:, None],
+            A,
+            longer * released[n:],
+            (longer * sd) ** 2,
+        )
+        back, R = np.linalg.inv(kept_of_common * preconditioner.V), flat(preconditioner.R, shape)
+        gradient, cov = np.concatenate([back.T @ released[:p], rows]), of_common**2 * back.T @ back
+        return Slope(psi, R, gradient, cov, variance, U, M, sizes.seen)
 
     def _bound(
         self, of: Query, counts: float, share: float, beyond: float

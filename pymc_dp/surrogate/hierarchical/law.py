@@ -23,15 +23,15 @@ _ROOTS = np.geomspace(0.01, 3.0, 40)
 
 @dataclass(frozen=True)
 class GroupLaw:
-    r""":math:`\hat\beta \sim N(J(\tilde\psi - \tilde\psi_0), J + S)`, of which S is block-diagonal.
+    r""":math:`\hat\beta \sim N(J(\tilde\psi - \tilde\psi_0), J + S)`, of which S is block-diagonal but for what totals tell.
 
     Parameters
     ----------
     centre, beta : ndarray, shape (n,)
         :math:`\psi_0` and :math:`\hat\beta`.
     J : Structured
-    S : sequence of ndarray
-        Its blocks, of the sizes of J's.
+    S : Structured
+        Blocks are of the sizes of J's.
     R : ndarray, shape (n, p)
         Of :math:`\tilde\psi`; 0 in φ's rows.
     """
@@ -39,25 +39,24 @@ class GroupLaw:
     centre: Vector
     beta: Vector
     J: Structured
-    S: Sequence[Vector]
+    S: Structured
     R: Vector
 
     @cached_property
     def _inverse(self) -> Structured:
         """Of J + S."""
-        return self.J.plus(self.S).inverse
+        return self.J.combined(self.S).inverse
 
     @cached_property
     def K(self) -> Structured:  # noqa: N802
         r"""The information about ψ: of ψ̃ it is :math:`J (J + S)^{-1} J = J - S + S (J + S)^{-1} S`."""
-        known = self.J.plus(self.S, -1.0).combined(self._inverse.between(self.S))
+        known = self.J.combined(self.S, -1.0).combined(self._inverse.between(self.S))
         return known.sheared(self.R)
 
     @cached_property
     def k(self) -> Vector:
         r""":math:`J (J + S)^{-1} \hat\beta`, in ψ."""
-        noise = Structured(self.S, self.J.U, self.J.M)
-        k = np.array(self.beta - noise.of_blocks(self._inverse @ self.beta))
+        k = np.array(self.beta - self.S @ (self._inverse @ self.beta))
         k[: self.R.shape[1]] += self.R.T @ k
         return k
 
@@ -229,7 +228,12 @@ def pooled(
                 beta[:p] -= Vi.T @ off
                 S_common = S_common + Vi.T @ np.diag(sd**2) @ Vi
     S_rows = S_rows + eta * unsure(*far(at_rows))[1]
-    return GroupLaw(centre, beta, J, _blocks(S_common, S_rows, shape), R)
+    S = Structured(_blocks(S_common, S_rows, shape), np.zeros((shape.n, 0)), np.zeros((0, 0)))
+    none = [np.zeros_like(block) for block in S.blocks]
+    for w, slope in zip(b, slopes, strict=True):
+        U = np.vstack([np.zeros((p, len(slope.M))), w[:, None] * slope.U])
+        S = S.combined(Structured(none, U, slope.M))
+    return GroupLaw(centre, beta, J, S, R)
 
 
 def scale_of_doubts(

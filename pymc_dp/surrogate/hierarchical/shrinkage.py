@@ -48,6 +48,41 @@ def shrunk_positive(x: Vector, sd: float, Z: Vector) -> tuple[Vector, Vector]:
     return mean * (overall / mean.mean()), plain * sd * sd + (1 - plain) * second
 
 
+def with_totals(
+    x: Vector, variances: Vector, W: Vector, A: Vector, totals: Vector, of_totals: Vector
+) -> tuple[Vector, Vector, Vector]:
+    r"""Numbers that were seen with noise, and sums of them that were seen beside it: what both tell, by least squares.
+
+    As counts and their totals are made consistent (Hay, Rastogi, Miklau and Suciu, *Boosting the accuracy of differentially private histograms through
+    consistency*, VLDB 2010, §4), with errors that have something in common, too.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n,)
+        Seen with errors of covariance :math:`C = \operatorname{diag}(v) + W W^\top`.
+    variances : ndarray, shape (n,)
+        v.
+    W : ndarray, shape (n, l)
+    A : ndarray, shape (n, r)
+        Of :math:`A^\top x`, the sums.
+    totals, of_totals : ndarray, shape (r,)
+        Of the sums, as they were seen, and variances of independent errors in them.
+
+    Returns
+    -------
+    x : ndarray, shape (n,)
+    U : ndarray, shape (n, l + r)
+    M : ndarray, shape (l + r, l + r)
+        Errors now are of covariance :math:`\operatorname{diag}(v) + U M U^\top`.
+    """
+    CA = variances[:, None] * A + W @ (W.T @ A)
+    of_seen = np.linalg.inv(A.T @ CA + np.diag(of_totals))
+    k, both = W.shape[1], W.shape[1] + A.shape[1]
+    M = np.zeros((both, both))
+    M[:k, :k], M[k:, k:] = np.eye(k), -of_seen
+    return x + CA @ (of_seen @ (totals - A.T @ x)), np.hstack([W, CA]), M
+
+
 class Sums(NamedTuple):
     r"""Sums of the numbers of all groups, seen with noise of their own: :math:`\text{seen} = F^\top x + \text{noise}`.
 

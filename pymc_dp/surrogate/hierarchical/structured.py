@@ -66,11 +66,15 @@ class Structured:
         summed = [a + sign * b for a, b in zip(self.blocks, blocks, strict=True)]
         return Structured(summed, self.U, self.M)
 
-    def between(self, blocks: Sequence[Vector]) -> "Structured":
-        """S self S, for a block-diagonal symmetric S."""
-        S = Structured(blocks, self.U, self.M)
-        own = [s @ b @ s for s, b in zip(blocks, self.blocks, strict=True)]
-        return Structured(own, S.of_blocks(self.U), self.M)
+    def between(self, S: "Structured") -> "Structured":
+        """S self S, for a symmetric S whose blocks are of the same sizes."""
+        own = [s @ b @ s for s, b in zip(S.blocks, self.blocks, strict=True)]
+        X, k = self.of_blocks(S.U), len(S.M)
+        M = np.zeros((2 * k, 2 * k))
+        M[:k, :k], M[:k, k:], M[k:, :k] = S.M @ (S.U.T @ X) @ S.M, S.M, S.M
+        of_blocks = Structured(own, np.hstack([S.U, S.of_blocks(X)]), M)
+        none = [np.zeros_like(block) for block in own]
+        return of_blocks.combined(Structured(none, S @ self.U, self.M))
 
     def sheared(self, R: Vector) -> "Structured":
         r""":math:`T^\top \text{self}\, T` for :math:`T(\varphi, \alpha) = (\varphi, \alpha + R\varphi)`, R of shape (d, p) with nothing in φ's rows."""
@@ -89,12 +93,12 @@ class Structured:
         of_both = 2 * np.einsum("dp,dp->d", R, common) + np.einsum("dp,pq,dq->d", R, own, R)
         return np.asarray(self.diagonal + of_both)
 
-    def combined(self, other: "Structured") -> "Structured":
-        """The sum of both."""
+    def combined(self, other: "Structured", sign: float = 1.0) -> "Structured":
+        """The sum of both, or their difference."""
         k, both = len(self.M), len(self.M) + len(other.M)
         M = np.zeros((both, both))
-        M[:k, :k], M[k:, k:] = self.M, other.M
-        blocks = self.plus(other.blocks).blocks
+        M[:k, :k], M[k:, k:] = self.M, sign * other.M
+        blocks = self.plus(other.blocks, sign).blocks
         return Structured(blocks, np.hstack([self.U, other.U]), M)
 
     @property
