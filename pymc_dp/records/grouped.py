@@ -74,10 +74,11 @@ class GroupScore:
     .. math:: \tfrac12 \bigl((E_{\theta'} - E_\theta)[\operatorname{clip}_b(z(\theta))] + E_\theta[\operatorname{clip}_b(z(\theta')) -
         \operatorname{clip}_b(z(\theta))]\bigr)
 
-    is taken off, too. Outcomes are drawn at both places, and count for each by their probabilities.
+    is taken off, too, as far as the distance is made by privacy noise: place and outcomes have the rest of it in common. Outcomes are drawn at both places, and count for each by their
+    probabilities.
 
     Then z has totals, too, :math:`s\, a_i / \sqrt m`, which are summed over all m groups of a table: along them these move alike. They are clipped last, and rows first: of
-    totals w, φ's part u and rows' part v there are left :math:`\tilde w = \operatorname{clip}_b(w)`, u clipped to :math:`\sqrt{b^2 - \lVert \tilde w \rVert^2}`, and v to what both
+    totals w, φ's part u and rows' part v there are left :math:`\tilde w = \operatorname{clip}(w)` to :math:`b / \sqrt 2`, u clipped to what that leaves of :math:`b / \sqrt 2`, and v to what both
     leave of b. What is clipped of rows is spread over all groups, and totals tell what it adds up to; of what all records share it adds up, and where outcomes' tails are not the
     model's, centring does not give it back. From afar all is clipped alike, as φ's part, which is long there, would leave rows nothing.
 
@@ -92,6 +93,8 @@ class GroupScore:
         T.
     other : ndarray, shape (d,), optional
         θ'. Default: none, as from afar: nothing is taken off for the distance, and there are no totals.
+    distances : tuple of ndarray, shape (groups, 2)
+        Of every table, if another place is given: squared distances of a row's places, and how much of that privacy noise makes.
     """
 
     theta: Vector
@@ -100,6 +103,7 @@ class GroupScore:
     bound: float = math.inf
     tempering: float = 1.0
     other: Vector | None = None
+    distances: tuple[Vector, ...] = ()
     about = "gradients"
 
     @property
@@ -135,7 +139,11 @@ class GroupScore:
                     values[:, part] -= expected(z[..., part], of, factor, wholly=True)
                 if of.elsewhere is not None and of.shifted is not None:
                     there = finite_scores(applied(of.elsewhere))
-                    values = values - self._of_distance(z, there, of.weights, of.shifted)
+                    apart = self._of_distance(z, there, of.weights, of.shifted)
+                    uses = zip(shape.uses, of.rows, strict=True)
+                    distance = np.sum([self.distances[k][rows] for k, rows in uses], axis=0)
+                    of_noise = distance[:, 1] / np.maximum(distance[:, 0], 1e-300)
+                    values -= apart * of_noise[:, None]
             common = np.broadcast_to(np.arange(shape.p), (len(values), shape.p))
             rows = shape.places(of.rows, [r for _, r in shape.tables], shape.p)
             totals = np.broadcast_to(np.arange(shape.n, self.dimension), (len(values), self.totals))
@@ -153,9 +161,10 @@ class GroupScore:
     def _factors(self, z: Vector) -> Iterator[tuple[slice, Vector]]:
         """What clips every part of scores, shape (..., units), the first of all to be kept first."""
         p, q = self.shape.p, self.shape.q
-        in_order = slice(q, None), slice(p), slice(p, q)
-        left = np.full(z.shape[:-1], self.bound**2)
-        for part in in_order if self.totals else (slice(None),):
+        left, whole = np.zeros(z.shape[:-1]), self.bound**2
+        in_order = (slice(q, None), whole / 2), (slice(p), 0.0), (slice(p, q), whole / 2)
+        for part, more in in_order if self.totals else ((slice(None), whole),):
+            left += more
             sizes = np.linalg.norm(z[..., part], axis=-1)
             factor = shrink(sizes, np.sqrt(left))
             left = np.maximum(left - (factor * sizes) ** 2, 0.0)

@@ -229,13 +229,18 @@ def test_derivatives_are_those_of_the_whole_likelihood(kind):
     np.testing.assert_allclose(local @ slopes.T, whole, atol=1e-8)
 
 
+def far_apart(shape, of_noise=1.0):
+    """Places of rows, by privacy noise but for a part."""
+    return tuple(np.tile([1.0, of_noise], (groups, 1)) for groups, _ in shape.tables)
+
+
 def query(kind, part, bound=np.inf):
     """What is asked of the records, and if that is scores, the bound that they are clipped and centred with."""
     settings = some_theta(kind), some_frame(kind), shape_of(kind)
     if part == "scores":
         return GroupScore(*settings, bound)
     if part == "scores from two places":
-        return GroupScore(*settings, bound, other=settings[0] + 0.5)
+        return GroupScore(*settings, bound, 1.0, settings[0] + 0.5, far_apart(settings[2]))
     if part == "coupling":
         return Coupling(settings[0], settings[2])
     if part == "shared":
@@ -261,7 +266,10 @@ def test_rows_are_clipped_first_and_totals_last(kind, common):
     of, records = query(kind, "scores"), records_of(kind)
     frame = replace(of.preconditioner, scales=tuple(9 * x for x in of.preconditioner.scales))
     # With the same place as the other one, nothing is taken off for the distance.
-    of, shape = replace(of, preconditioner=frame, other=of.theta), of.shape
+    of, shape = (
+        replace(of, preconditioner=frame, other=of.theta, distances=far_apart(of.shape)),
+        of.shape,
+    )
     whole = np.concatenate([c.values for c in of.terms(records)])
     kept = [*range(shape.p if common else 0), *range(shape.q, shape.q + shape.r)]
     lengths = []
@@ -273,7 +281,7 @@ def test_rows_are_clipped_first_and_totals_last(kind, common):
             at = slice(first, first + shape.tables[k][1])
             totals[..., at] += z[..., columns] / np.sqrt(shape.tables[k][0])
         lengths.append(np.linalg.norm(np.concatenate([z[..., : shape.q], totals], axis=2)[..., kept], axis=2).max())  # fmt: skip
-    bound = 1.01 * max(lengths)
+    bound = 1.01 * np.sqrt(2) * max(lengths)
     found = np.concatenate([c.values for c in replace(of, bound=bound).terms(records)])
     assert (np.linalg.norm(whole, axis=1) > bound).any()
     np.testing.assert_allclose(found[:, kept], whole[:, kept], atol=1e-12)
@@ -446,12 +454,48 @@ def test_scores_at_draws_are_unbiased_of_a_scale_too(apart):
         outcome.values[...] = np.repeat(truth[1:], each) + rng.normal(size=n)
         records.forget()
         found.append([
-            dense(GroupScore(here, plain, shape, 50.0, 1.0, also).terms(records), shape.n + 1).sum(axis=0)[0]
+            dense(GroupScore(here, plain, shape, 50.0, 1.0, also, far_apart(shape)).terms(records), shape.n + 1).sum(axis=0)[0]
             for also in (None, other)
         ])  # fmt: skip
     mean, se = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(100)
     assert mean[0] > 10 * se[0]
     assert abs(mean[1]) < 3 * se[1]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2, 3.0])
+def test_of_distances_as_much_is_taken_off_as_privacy_noise_makes(noise):
+    """Places are draws of what a noisy mean of each group tells, so they have its records' chance in common with them: without noise residuals are as long there as at the truth."""
+    rng, groups, each, apart = np.random.default_rng(6), 30, 8, 0.8
+    n = groups * each
+    with pm.Model() as model:
+        sigma, a = pm.HalfNormal("sigma"), pm.Normal("a", 0, 1, shape=groups)
+        k = pm.Data("K", np.repeat(np.arange(groups), each))
+        pm.Normal("y", a[k], sigma, observed=pm.Data("Y", np.zeros(n)))
+    of = dp.compile(model, compile_kwargs=FAST)
+    records, shape = LocalRecords(of, local=True, words=WORDS), Shape(1, ((groups, 1),), (0,))
+    plain = plain_frame(shape)
+    outcome = next(leaf for leaf in of.roles.record_data if leaf.name == "Y")
+    sampling = 1 / each
+    kept = apart**2 / (apart**2 + sampling + noise)
+    distances = far_apart(shape, noise / (noise + sampling)), far_apart(shape)
+    found = []
+    for _ in range(150):
+        truth = apart * rng.normal(size=groups)
+        outcome.values[...] = np.repeat(truth, each) + rng.normal(size=n)
+        seen = outcome.values.reshape(groups, each).mean(axis=1)
+        mean = kept * (seen + np.sqrt(noise) * rng.normal(size=groups))
+        sd = apart * np.sqrt(1 - kept)
+        here, other = (
+            np.concatenate([[0.0], mean + sd * rng.normal(size=groups)]) for _ in range(2)
+        )
+        records.forget()
+        found.append([
+            dense(GroupScore(here, plain, shape, 50.0, 1.0, other, d).terms(records), shape.n + 1).sum(axis=0)[0]
+            for d in distances
+        ])  # fmt: skip
+    mean, se = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(150)
+    assert abs(mean[0]) < 3 * se[0]
+    assert mean[1] < -3 * se[1] or noise > 1
 
 
 def some_structured(rng, positive=True):

@@ -150,16 +150,16 @@ class Evaluator:
 
     def slope(
         self, theta: Vector, psi: Vector, preconditioner: Preconditioner, counts: float, share: float, beyond: float,
-        other: Vector | None, parts: Sequence[Vector],
+        other: Vector | None, distances: tuple[Vector, ...], parts: Sequence[Vector],
     ) -> Slope:  # fmt: skip
         """Score at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`.
 
-        If another place is given, it is seen from there, too, and totals tell what all rows of a table add up to. Clipped scores tell less of where the mode is than their information
+        If another place is given, at so long `distances`, it is seen from there, too, and totals tell what all rows of a table add up to. Clipped scores tell less of where the mode is than their information
         says, and are made longer by that: rows', and where there are no totals φ's as if it were the same in all directions. What was clipped may point one way: each of the units clipped
         has one row only, so rows have `parts` of it, shape (groups, columns) of every table.
         """
         shape = self.shape
-        of = GroupScore(theta, preconditioner, shape, math.inf, self._tempering, other)
+        of = GroupScore(theta, preconditioner, shape, math.inf, self._tempering, other, distances)
         b, beyond_it, sizes = self._bound(of, counts, share, beyond)
         b = max(b, SHORTEST / math.sqrt(self._n))  # units are about 1/√n long, as scales have it
         released, sd = self.measure.sum(replace(of, bound=b), b, share)

@@ -255,9 +255,11 @@ class _Run:
         rest = share - (self.measure.spent - before) - counts
         rows = [np.maximum(x, 0.0) for x in shape.parts(information.J.diagonal)[1:]]
         parts = [x / np.maximum(x.sum(axis=0), 1e-300) for x in rows]
+        also = other if near else None
+        distances = self._distances(information) if near else ()
         self.slopes.append(
             self.evaluator.slope(
-                here, psi, preconditioner, counts, rest, beyond, other if near else None, parts
+                here, psi, preconditioner, counts, rest, beyond, also, distances, parts
             )
         )
         self.preconditioner, self.drowned = preconditioner, information.drowned
@@ -277,6 +279,21 @@ class _Run:
         """Information of a record about the entries of its row, on average."""
         rows = self.shape.parts(information.J.diagonal)[1:]
         return [np.maximum(r.sum(axis=0) / self.n, 1e-12) for r in rows]
+
+    def _distances(self, information: Information) -> tuple[Vector, ...]:
+        """Squared distances of two draws in every row, in a record's sds, and the part of them that privacy noise makes, shape (groups, 2) of every table."""
+        noise, found = np.maximum(self.law.S.diagonal, 0.0), []
+        kept = noise / np.maximum(noise + np.maximum(self.law.J.diagonal, 0.0), 1e-300)
+        tables = zip(
+            self.shape.parts(self.covariance.diagonal)[1:],
+            self.shape.parts(kept)[1:],
+            self._per_unit(information),
+            strict=True,
+        )
+        for variances, of_noise, known in tables:
+            squares = variances * known
+            found.append(np.stack([squares.sum(axis=1), (squares * of_noise).sum(axis=1)], axis=1))
+        return tuple(found)
 
     def _balanced(self, information: Information, V: Vector, near: bool) -> Preconditioner:
         """Scales that divide noise among φ and tables, so that variances relative to posteriors' add up least.
