@@ -301,8 +301,7 @@ def expected(z: Vector, of: Scores, factor: Vector, wholly: bool = False) -> Vec
     kappa = 1.0 if wholly else _centred(factor < 1, of.exact)
     # Weights of outcomes that are drawn at two places add up to 1 on average only; what is not clipped is expected to be 0 all the same.
     mean = (of.weights * factor).sum(axis=0) / np.maximum(of.weights.sum(axis=0), 1e-300)
-    factor = of.weights * (factor - mean)
-    return np.asarray(np.einsum("kn,knd->nd", kappa * factor, z))
+    return np.asarray(np.einsum("kn,knd->nd", kappa * of.weights * (factor - mean), z))
 
 
 def _centred(clipped: NDArray[np.bool_], exact: bool) -> NDArray[np.bool_]:

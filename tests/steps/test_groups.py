@@ -13,7 +13,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.likelihood.shape import Shape
 from pymc_dp.likelihood.simulated import Scores
-from pymc_dp.linalg import as_matrix
+from pymc_dp.linalg import as_matrix, shrink
 from pymc_dp.privacy.clipping import RESOLUTION, Sparse, add_clipped, clipped_sum
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
@@ -704,9 +704,10 @@ def test_nothing_is_expected_of_scores_that_are_not_clipped():
     rng = np.random.default_rng(3)
     z, weights = rng.normal(size=(8, 5, 3)), rng.uniform(0, 2 / 8, size=(8, 5))
     of = Scores(z[0], z, weights, False, [], z, weights)
-    np.testing.assert_allclose(expected(z, of, 1e3, wholly=True), 0.0, atol=1e-12)
+    sizes = np.linalg.norm(z, axis=2)
+    np.testing.assert_allclose(expected(z, of, shrink(sizes, 1e3), wholly=True), 0.0, atol=1e-12)
     weights[:, 0] = 0  # of no probability here, all of them
-    assert np.isfinite(expected(z, of, 0.5, wholly=True)).all()
+    assert np.isfinite(expected(z, of, shrink(sizes, 0.5), wholly=True)).all()
 
 
 def test_shifts_of_a_law_are_how_far_noise_moves_the_mean():
