@@ -101,7 +101,7 @@ class Groups:
         noise = sd * rng.normal(size=shape.n)
         noise[: shape.p] = back.T @ noise[: shape.p]
         seen = law.beta - bias + noise
-        S = Structured(blocks, law.J.U[:, :0], law.J.M[:0, :0])
+        S = Structured.block_diagonal(blocks)
         released = GroupLaw(law.centre, seen, law.J, S, law.R)
         model.put(released.centre, released.k, released.K)
         model.mode()

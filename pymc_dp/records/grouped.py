@@ -8,6 +8,7 @@ are, and it is :class:`clipped and summed <pymc_dp.privacy.clipping.Sparse>` wit
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,27 @@ class Preconditioner:
         return z
 
 
+class Elsewhere(NamedTuple):
+    """Another place, and how far it is from a first one of which it is independent.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (d,)
+        θ'.
+    distances : tuple of ndarray, shape (groups, 2)
+        Of every table: expected squared distances of a row's two places, in any unit, and how much of that privacy noise makes.
+    """
+
+    theta: Vector
+    distances: tuple[Vector, ...]
+
+    def of_noise(self, uses: Sequence[int], rows: Sequence[NDArray[np.int64]]) -> Vector:
+        """The part of units' distances that privacy noise makes, shape (units,), of the tables and rows that they use."""
+        used = zip(uses, rows, strict=True)
+        whole, of_noise = np.sum([self.distances[k][row] for k, row in used], axis=0).T
+        return np.asarray(of_noise / np.maximum(whole, 1e-300))
+
+
 @dataclass(frozen=True, eq=False)
 class GroupScore:
     r"""Clipped score :math:`z = T\,(V^\top (x_i - R_k^\top a_i),\ s\, a_i)`, less what the model expects of it.
@@ -91,10 +113,8 @@ class GroupScore:
         b; infinite where sizes are asked for.
     tempering : float
         T.
-    other : ndarray, shape (d,), optional
-        θ'. Default: none, as from afar: nothing is taken off for the distance, and there are no totals.
-    distances : tuple of ndarray, shape (groups, 2)
-        Of every table, if another place is given: squared distances of a row's places, and how much of that privacy noise makes.
+    other : Elsewhere, optional
+        Default: none, as from afar: nothing is taken off for the distance, and there are no totals.
     """
 
     theta: Vector
@@ -102,8 +122,7 @@ class GroupScore:
     shape: Shape
     bound: float = math.inf
     tempering: float = 1.0
-    other: Vector | None = None
-    distances: tuple[Vector, ...] = ()
+    other: Elsewhere | None = None
     about = "gradients"
 
     @property
@@ -125,7 +144,7 @@ class GroupScore:
         """See :class:`~pymc_dp.records.queries.Query`."""
         _of_all(units)
         shape = self.shape
-        for of in records.scores(self.theta, self.other):
+        for of in records.scores(self.theta, self.other and self.other.theta):
 
             def applied(scores: Vector, of: Scores = of) -> Vector:
                 z = self.tempering * self.preconditioner.applied(scores, of.rows, shape)
@@ -137,13 +156,10 @@ class GroupScore:
                 z = finite_scores(applied(of.simulated))
                 for part, factor in self._factors(z):
                     values[:, part] -= expected(z[..., part], of, factor, wholly=True)
-                if of.elsewhere is not None and of.shifted is not None:
+                if self.other and of.elsewhere is not None and of.shifted is not None:
                     there = finite_scores(applied(of.elsewhere))
                     apart = self._of_distance(z, there, of.weights, of.shifted)
-                    uses = zip(shape.uses, of.rows, strict=True)
-                    distance = np.sum([self.distances[k][rows] for k, rows in uses], axis=0)
-                    of_noise = distance[:, 1] / np.maximum(distance[:, 0], 1e-300)
-                    values -= apart * of_noise[:, None]
+                    values -= apart * self.other.of_noise(shape.uses, of.rows)[:, None]
             common = np.broadcast_to(np.arange(shape.p), (len(values), shape.p))
             rows = shape.places(of.rows, [r for _, r in shape.tables], shape.p)
             totals = np.broadcast_to(np.arange(shape.n, self.dimension), (len(values), self.totals))

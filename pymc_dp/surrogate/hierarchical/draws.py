@@ -208,7 +208,7 @@ class LawModel:
         theta, psi, *_ = self._at(self._start)
         own, u = K.own_blocks, psi - centre
         # What the law says of a row if all others, but φ, are where they were last.
-        pull = linear - K @ u + Structured(own, K.U[:, :0], K.M[:0, :0]).of_blocks(u)
+        pull = linear - K @ u + Structured.block_diagonal(own).of_blocks(u)
         new = {
             "centre": centre, "linear": linear, "U": K.U, "M": K.M, "pull": pull,
             "coupling": K @ np.eye(len(u), p), "common": psi[:p],

@@ -12,6 +12,7 @@ from pymc_dp.linalg import Vector, as_matrix
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.grouped import (
     Coupling,
+    Elsewhere,
     GroupInformation,
     GroupScore,
     Preconditioner,
@@ -150,24 +151,21 @@ class Evaluator:
 
     def slope(
         self, theta: Vector, psi: Vector, preconditioner: Preconditioner, counts: float, share: float, beyond: float,
-        other: Vector | None, distances: tuple[Vector, ...], parts: Sequence[Vector],
+        other: Elsewhere | None, parts: Sequence[Vector],
     ) -> Slope:  # fmt: skip
         """Score at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`.
 
-        If another place is given, at so long `distances`, it is seen from there, too, and totals tell what all rows of a table add up to. Clipped scores tell less of where the mode is than their information
-        says, and are made longer by that: rows', and where there are no totals φ's as if it were the same in all directions. What was clipped may point one way: each of the units clipped
-        has one row only, so rows have `parts` of it, shape (groups, columns) of every table.
+        If another place is given, it is seen from there, too, and totals tell what all rows of a table add up to. Clipped scores tell less of where the mode is than
+        their information says, and are made longer by that: rows', and where there are no totals φ's, as if that part were the same in all directions. What was clipped may point one
+        way: each of the units clipped has one row only, so rows have `parts` of it, shape (groups, columns) of every table.
         """
         shape = self.shape
-        of = GroupScore(theta, preconditioner, shape, math.inf, self._tempering, other, distances)
+        of = GroupScore(theta, preconditioner, shape, math.inf, self._tempering, other)
         b, beyond_it, sizes = self._bound(of, counts, share, beyond)
         b = max(b, SHORTEST / math.sqrt(self._n))  # units are about 1/√n long, as scales have it
         released, sd = self.measure.sum(replace(of, bound=b), b, share)
         kept, clipped, p, n = sizes.kept(b), _OF_CLIPPED * beyond_it * b, shape.p, shape.n
-        of_common, kept_of_common = (
-            math.hypot(sd, clipped / math.sqrt(n)),
-            1.0 if of.totals else kept,
-        )
+        kept_of_common = 1.0 if of.totals else kept
         scales, part = preconditioner.of_rows(shape), np.concatenate([np.ravel(x) for x in parts])
         of_clipped, A = clipped * part / (kept * scales), shape.in_columns[:, : of.totals]
         variance = (sd / (kept * scales)) ** 2 + of_clipped**2
@@ -181,8 +179,9 @@ class Evaluator:
             (longer * sd) ** 2,
         )
         back, R = np.linalg.inv(kept_of_common * preconditioner.V), flat(preconditioner.R, shape)
-        gradient, cov = np.concatenate([back.T @ released[:p], rows]), of_common**2 * back.T @ back
-        return Slope(psi, R, gradient, cov, variance, U, M, sizes.seen)
+        gradient = np.concatenate([back.T @ released[:p], rows])
+        covariance = (sd**2 + clipped**2 / n) * back.T @ back
+        return Slope(psi, R, gradient, covariance, variance, U, M, sizes.seen)
 
     def _bound(
         self, of: Query, counts: float, share: float, beyond: float

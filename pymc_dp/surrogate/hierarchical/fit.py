@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_dp.linalg import Vector, inverse_root
-from pymc_dp.records.grouped import Preconditioner
+from pymc_dp.records.grouped import Elsewhere, Preconditioner
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.surrogate.hierarchical.bends import bends
 from pymc_dp.surrogate.hierarchical.draws import LawModel, Mode
@@ -173,10 +173,8 @@ class _Run:
         self.coupled = [np.ones((r, shape.p)) for _, r in shape.tables]
         self.rng = np.random.default_rng(0)  # public: where to evaluate
         widths = np.minimum(self.prior**2, 1e6)
-        none = Structured(
-            [np.zeros((k, r, r)) for k, r in ((1, shape.p), *shape.tables)],
-            np.zeros((shape.n, 0)),
-            np.zeros((0, 0)),
+        none = Structured.block_diagonal(
+            [np.zeros((k, r, r)) for k, r in ((1, shape.p), *shape.tables)]
         )
         self.covariance = none.plus(diagonal_blocks(none, widths))
 
@@ -255,12 +253,9 @@ class _Run:
         rest = share - (self.measure.spent - before) - counts
         rows = [np.maximum(x, 0.0) for x in shape.parts(information.J.diagonal)[1:]]
         parts = [x / np.maximum(x.sum(axis=0), 1e-300) for x in rows]
-        also = other if near else None
-        distances = self._distances(information) if near else ()
+        also = Elsewhere(other, self._distances(information)) if near else None
         self.slopes.append(
-            self.evaluator.slope(
-                here, psi, preconditioner, counts, rest, beyond, also, distances, parts
-            )
+            self.evaluator.slope(here, psi, preconditioner, counts, rest, beyond, also, parts)
         )
         self.preconditioner, self.drowned = preconditioner, information.drowned
         self.n_evaluations += 1
@@ -281,19 +276,12 @@ class _Run:
         return [np.maximum(r.sum(axis=0) / self.n, 1e-12) for r in rows]
 
     def _distances(self, information: Information) -> tuple[Vector, ...]:
-        """Squared distances of two draws in every row, in a record's sds, and the part of them that privacy noise makes, shape (groups, 2) of every table."""
-        noise, found = np.maximum(self.law.S.diagonal, 0.0), []
-        kept = noise / np.maximum(noise + np.maximum(self.law.J.diagonal, 0.0), 1e-300)
-        tables = zip(
-            self.shape.parts(self.covariance.diagonal)[1:],
-            self.shape.parts(kept)[1:],
-            self._per_unit(information),
-            strict=True,
-        )
-        for variances, of_noise, known in tables:
-            squares = variances * known
-            found.append(np.stack([squares.sum(axis=1), (squares * of_noise).sum(axis=1)], axis=1))
-        return tuple(found)
+        """Squared distances of two draws in every row, in a record's sds, and what privacy noise makes of them, S / (J + S), shape (groups, 2) of every table."""
+        J, S = (np.maximum(x.diagonal, 0.0) for x in (self.law.J, self.law.S))
+        parts = np.stack([np.ones(len(S)), S / np.maximum(J + S, 1e-300)], axis=1)
+        squares = self.shape.parts(self.covariance.diagonal[:, None] * parts)[1:]
+        known = self._per_unit(information)
+        return tuple(np.einsum("grx,r->gx", x, i) for x, i in zip(squares, known, strict=True))
 
     def _balanced(self, information: Information, V: Vector, near: bool) -> Preconditioner:
         """Scales that divide noise among φ and tables, so that variances relative to posteriors' add up least.

@@ -228,11 +228,10 @@ def pooled(
                 beta[:p] -= Vi.T @ off
                 S_common = S_common + Vi.T @ np.diag(sd**2) @ Vi
     S_rows = S_rows + eta * unsure(*far(at_rows))[1]
-    S = Structured(_blocks(S_common, S_rows, shape), np.zeros((shape.n, 0)), np.zeros((0, 0)))
-    none = [np.zeros_like(block) for block in S.blocks]
+    S = Structured.block_diagonal(_blocks(S_common, S_rows, shape))
     for w, slope in zip(b, slopes, strict=True):
         U = np.vstack([np.zeros((p, len(slope.M))), w[:, None] * slope.U])
-        S = S.combined(Structured(none, U, slope.M))
+        S = S.with_low_rank(U, slope.M)
     return GroupLaw(centre, beta, J, S, R)
 
 

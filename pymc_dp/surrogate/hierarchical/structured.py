@@ -25,6 +25,12 @@ class Structured:
     U: Vector
     M: Vector
 
+    @classmethod
+    def block_diagonal(cls, blocks: Sequence[Vector]) -> "Structured":
+        """B alone."""
+        d = sum(count * r for count, r, _ in map(np.shape, blocks))
+        return cls(blocks, np.zeros((d, 0)), np.zeros((0, 0)))
+
     def parts(self, x: Vector) -> list[Vector]:
         """Shape (d, ...), cut into (count, r, ...)."""
         parts, start = [], 0
@@ -69,12 +75,10 @@ class Structured:
     def between(self, S: "Structured") -> "Structured":
         """S self S, for a symmetric S whose blocks are of the same sizes."""
         own = [s @ b @ s for s, b in zip(S.blocks, self.blocks, strict=True)]
-        X, k = self.of_blocks(S.U), len(S.M)
-        M = np.zeros((2 * k, 2 * k))
-        M[:k, :k], M[:k, k:], M[k:, :k] = S.M @ (S.U.T @ X) @ S.M, S.M, S.M
+        X, none = self.of_blocks(S.U), np.zeros_like(S.M)
+        M = np.block([[S.M @ (S.U.T @ X) @ S.M, S.M], [S.M, none]])
         of_blocks = Structured(own, np.hstack([S.U, S.of_blocks(X)]), M)
-        none = [np.zeros_like(block) for block in own]
-        return of_blocks.combined(Structured(none, S @ self.U, self.M))
+        return of_blocks.with_low_rank(S @ self.U, self.M)
 
     def sheared(self, R: Vector) -> "Structured":
         r""":math:`T^\top \text{self}\, T` for :math:`T(\varphi, \alpha) = (\varphi, \alpha + R\varphi)`, R of shape (d, p) with nothing in φ's rows."""
@@ -95,11 +99,14 @@ class Structured:
 
     def combined(self, other: "Structured", sign: float = 1.0) -> "Structured":
         """The sum of both, or their difference."""
-        k, both = len(self.M), len(self.M) + len(other.M)
-        M = np.zeros((both, both))
-        M[:k, :k], M[k:, k:] = self.M, sign * other.M
-        blocks = self.plus(other.blocks, sign).blocks
-        return Structured(blocks, np.hstack([self.U, other.U]), M)
+        return self.plus(other.blocks, sign).with_low_rank(other.U, sign * other.M)
+
+    def with_low_rank(self, U: Vector, M: Vector) -> "Structured":
+        r"""With :math:`U M U^\top` added."""
+        k, both = len(self.M), len(self.M) + len(M)
+        of_both = np.zeros((both, both))
+        of_both[:k, :k], of_both[k:, k:] = self.M, M
+        return Structured(self.blocks, np.hstack([self.U, U]), of_both)
 
     @property
     def inverse(self) -> "Structured":
