@@ -7,6 +7,7 @@ With records :math:`y_{jt}` of person j and an effect :math:`u_j \sim N(m, \tau^
 in place of them: one record per person, and no :math:`u_j`. Its outcomes are drawn as the model has them: first :math:`u_j`, then records.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from pytensor.raise_op import Assert
 from pytensor.tensor.random.basic import NormalRV
 
 from pymc_dp.checks import whole
-from pymc_dp.compat import ancestors
+from pymc_dp.compat import ancestors, graph_inputs, index_axes, io_toposort
 from pymc_dp.exceptions import (
     PrivacyConfigurationError,
     UnsupportedModelError,
@@ -253,12 +254,23 @@ def _template(model: pm.Model, u: Variable, panel: Panel) -> _Template:
     # What is drawn is inside of a law, which reads nothing but what it is given.
     known = {v: pt.constant(int(v.eval()), dtype="int64") for v in model.dim_lengths.values()}
     terms, mean, spread, *laws = with_rows([terms, mean, spread, *rvs], known)
+    if panel.person:
+        terms, *laws = with_rows([terms, *laws], _read_by_person([terms, *laws], rows[-1]))
     free = [rv.name for rv in model.free_RVs if rv is not u]
     rowless = [v for v in ancestors([terms, mean, spread, *laws]) if v in model.data_vars]
     return _Template(
         terms, laws, mean, spread, rows, length, parameters[k],
         [*parameters[:k], *parameters[k + 1 :], *rowless], [*free, *(v.name for v in rowless)],
     )  # fmt: skip
+
+
+def _read_by_person(outputs: Sequence[Variable], person: Variable) -> dict[Variable, Variable]:
+    """What is read by the index of persons, with what it is read from: in its place, as every row gets its person's values."""
+    return {
+        node.outputs[0]: node.inputs[0]
+        for node in io_toposort(list(graph_inputs(outputs)), list(outputs))
+        if index_axes(node) == [(1, 0)] and node.inputs[1:] == [person]
+    }
 
 
 class _Law(NamedTuple):
@@ -306,35 +318,37 @@ class _Law(NamedTuple):
     def logp(self, value: Variable, *given: Variable) -> Variable:
         """Log of the integral, shape (people,)."""
         there, data, shared = self._given(given, value)
-        mean, spread = self._moments(value.shape[0], data, shared)
-        slots = self.panel.there.shape[1]
+        # Of `there` as long as it is read: of two arrays PyTensor asserts all over the graph that they are as long.
+        people, slots = (value if there is None else there).shape[0], self.panel.there.shape[1]
+        mean, spread = self._moments(people, data, shared)
 
         def log_f(z: Sequence[Variable]) -> Variable:
             """Of shape (people, points): a row of the records for every point of every person."""
-            people, points = value.shape[0], z[0].shape[1]
-            known = self._known(points, data, shared, mean[:, None] + spread[:, None] * z[0])
-            (terms,) = with_rows([self.template.terms], known)
-            terms = terms.reshape((people, points, slots))
+            effects = mean[:, None] + spread[:, None] * z[0]
+            shape = people, self.points, slots
+            (terms,) = with_rows([self.template.terms], self._known(shape, data, shared, effects))
+            terms = terms.reshape(shape)
             if there is not None:
                 # Also where everybody has as many: whether they have would tell of one who has not.
                 terms = pt.switch(there[:, None] > 0.5, terms, 0.0)
             return terms.sum(axis=2)
 
-        return log_expectation(log_f, value.shape[0], 1, self.points)
+        return log_expectation(log_f, people, 1, self.points)
 
     def drawn(self, *given: Variable) -> Variable:
         """Outcomes, shape (people, ...): of effects that are drawn, and records given these."""
         *inputs, size = given
         people = 1 if rv_size_is_none(size) else size[0]  # PyMC asks for the number of axes first
         leaf = self.panel.leaves[self.outcome]
-        slots = [self.panel.there.shape[1]] * (leaf in self.panel.of_records)
-        nothing = pt.zeros((people, *slots, *leaf.values.shape[1:]), leaf.values.dtype)
+        slots = self.panel.there.shape[1]
+        of_one = [slots] * (leaf in self.panel.of_records) + list(leaf.values.shape[1:])
+        nothing = pt.zeros((people, *of_one), leaf.values.dtype)
         if not self.can_be_drawn:
             why = "A person's outcomes are not drawn: several variables, a law that reads the past, or bounds of each record"
             return Assert(why)(nothing, False)
         _, data, shared = self._given(inputs, nothing)  # of which laws read the length, at most
         u = pm.Normal.dist(*self._moments(people, data, shared))[:, None]
-        (law,) = with_rows(self.template.outcomes, self._known(1, data, shared, u))
+        (law,) = with_rows(self.template.outcomes, self._known((people, 1, slots), data, shared, u))
         return law.reshape(nothing.shape)
 
     def _given(
@@ -356,18 +370,26 @@ class _Law(NamedTuple):
         return [pt.broadcast_to(v, (people,)) for v in found]
 
     def _known(
-        self, points: Variable | int, data: Sequence[Any], shared: Mapping[Variable, Variable], effects: Variable,
+        self, shape: tuple[Variable | int, ...], data: Sequence[Any], shared: Mapping[Variable, Variable],
+        effects: Variable,
     ) -> dict[Variable, Variable]:  # fmt: skip
-        """Records of every person, as often as there are effects of theirs, shape (people, points)."""
-        panel, rows, people = self.panel, self.template.rows, effects.shape[0]
-        slots = panel.there.shape[1]
-        known = {**shared, self.template.effect: effects.ravel()}
-        known[self.template.length] = people * points * slots
+        """Rows of a shape (people, points, slots): records as often as there are effects of theirs, shape (people, points).
+
+        What is of people is repeated too, and looked up by nobody: derivatives of an index are slow to compile and to compute.
+        """
+        panel, rows = self.panel, self.template.rows
+        known = {**shared, self.template.effect: _repeated(effects, shape, 2)}
+        known[self.template.length] = math.prod(shape)
         for row, leaf, values in zip(rows, panel.leaves, data, strict=False):
-            rest = [slots] * (leaf in panel.of_records) + list(leaf.values.shape[1:])
-            each = pt.broadcast_to(values[:, None], (people, points, *rest))
-            known[row] = each.reshape((-1, *leaf.values.shape[1:]))
+            new = [1] if leaf in panel.of_records else [1, 2]
+            known[row] = _repeated(values, shape, *new)
         if panel.person is not None:
-            who = pt.broadcast_to(pt.arange(people * points)[:, None], (people * points, slots))
-            known[rows[-1]] = who.ravel().astype(rows[-1].type.dtype)
+            known[rows[-1]] = pt.arange(math.prod(shape)).astype(rows[-1].type.dtype)
         return known
+
+
+def _repeated(values: Variable, shape: Sequence[Variable | int], *new: int) -> Variable:
+    """Rows of an array that is given some new axes, and of that shape then in the first three."""
+    expanded = pt.expand_dims(values, new)
+    rest = [expanded.shape[k] for k in range(3, expanded.ndim)]
+    return pt.broadcast_to(expanded, (*shape, *rest)).reshape((-1, *rest))
