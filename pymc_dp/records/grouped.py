@@ -69,11 +69,14 @@ class Elsewhere(NamedTuple):
     ----------
     theta : ndarray, shape (d,)
         θ'.
+    psi : ndarray, shape (n,)
+        ψ there.
     distances : tuple of ndarray, shape (groups, 2)
         Of every table: expected squared distances of a row's two places, in any unit, and how much of that privacy noise makes.
     """
 
     theta: Vector
+    psi: Vector
     distances: tuple[Vector, ...]
 
     def of_noise(self, uses: Sequence[int], rows: Sequence[NDArray[np.int64]]) -> Vector:
@@ -97,7 +100,7 @@ class GroupScore:
         \operatorname{clip}_b(z(\theta))]\bigr)
 
     is taken off, too, as far as the distance is made by privacy noise: place and outcomes have the rest of it in common. Outcomes are drawn at both places, and count for each by their
-    probabilities.
+    probabilities. What is taken off in φ is summed beside, in p numbers more: afterwards more is known of the distance.
 
     Then z has totals, too, :math:`s\, a_i / \sqrt m`, which are summed over all m groups of a table: along them these move alike. They are clipped last, and rows first: of
     totals w, φ's part u and rows' part v there are left :math:`\tilde w = \operatorname{clip}(w)` to :math:`b / \sqrt 2`, u clipped to what that leaves of :math:`b / \sqrt 2`, and v to what both
@@ -114,7 +117,7 @@ class GroupScore:
     tempering : float
         T.
     other : Elsewhere, optional
-        Default: none, as from afar: nothing is taken off for the distance, and there are no totals.
+        Default: none, as from afar: nothing is taken off for the distance, and no numbers are beside.
     """
 
     theta: Vector
@@ -127,13 +130,18 @@ class GroupScore:
 
     @property
     def dimension(self) -> int:
-        """Length of ψ, and totals."""
-        return self.shape.n + self.totals
+        """Length of ψ, and of totals and what is taken off."""
+        return self.shape.n + self.totals + self.taken
 
     @property
     def nonzeros(self) -> int:
         """How many numbers a unit has."""
-        return self.shape.q + self.totals
+        return self.shape.q + self.totals + self.taken
+
+    @property
+    def taken(self) -> int:
+        """How many numbers are taken off in φ."""
+        return 0 if self.other is None else self.shape.p
 
     @property
     def totals(self) -> int:
@@ -151,6 +159,7 @@ class GroupScore:
                 return np.concatenate([z, self._of_totals(z)], axis=-1)
 
             values = applied(of.observed)
+            taken = np.zeros((len(values), self.taken))
             if self.bound < math.inf:
                 values = self._clipped(finite_scores(values[None]))[0]
                 z = finite_scores(applied(of.simulated))
@@ -159,11 +168,13 @@ class GroupScore:
                 if self.other and of.elsewhere is not None and of.shifted is not None:
                     there = finite_scores(applied(of.elsewhere))
                     apart = self._of_distance(z, there, of.weights, of.shifted)
-                    values -= apart * self.other.of_noise(shape.uses, of.rows)[:, None]
+                    apart *= self.other.of_noise(shape.uses, of.rows)[:, None]
+                    values, taken = values - apart, apart[:, : shape.p]
             common = np.broadcast_to(np.arange(shape.p), (len(values), shape.p))
             rows = shape.places(of.rows, [r for _, r in shape.tables], shape.p)
-            totals = np.broadcast_to(np.arange(shape.n, self.dimension), (len(values), self.totals))
-            yield Sparse(values, np.hstack([common, *rows, totals]))
+            beside = np.arange(shape.n, self.dimension)
+            places = [common, *rows, np.broadcast_to(beside, (len(values), len(beside)))]
+            yield Sparse(np.hstack([values, taken]), np.hstack(places))
 
     def _of_totals(self, z: Vector) -> Vector:
         """What scores, shape (..., units, q), add to totals."""
