@@ -69,14 +69,11 @@ class Elsewhere(NamedTuple):
     ----------
     theta : ndarray, shape (d,)
         θ'.
-    psi : ndarray, shape (n,)
-        ψ there.
     distances : tuple of ndarray, shape (groups, 2)
         Of every table: expected squared distances of a row's two places, in any unit, and how much of that privacy noise makes.
     """
 
     theta: Vector
-    psi: Vector
     distances: tuple[Vector, ...]
 
     def of_noise(self, uses: Sequence[int], rows: Sequence[NDArray[np.int64]]) -> Vector:
@@ -100,7 +97,7 @@ class GroupScore:
         \operatorname{clip}_b(z(\theta))]\bigr)
 
     is taken off, too, as far as the distance is made by privacy noise: place and outcomes have the rest of it in common. Outcomes are drawn at both places, and count for each by their
-    probabilities. What is taken off in φ is summed beside, in p numbers more: afterwards more is known of the distance.
+    probabilities.
 
     Then z has totals, too, :math:`s\, a_i / \sqrt m`, which are summed over all m groups of a table: along them these move alike. They are clipped last, and rows first: of
     totals w, φ's part u and rows' part v there are left :math:`\tilde w = \operatorname{clip}(w)` to :math:`b / \sqrt 2`, u clipped to what that leaves of :math:`b / \sqrt 2`, and v to what both
@@ -117,7 +114,7 @@ class GroupScore:
     tempering : float
         T.
     other : Elsewhere, optional
-        Default: none, as from afar: nothing is taken off for the distance, and no numbers are beside.
+        Default: none, as from afar: nothing is taken off for the distance, and there are no totals.
     """
 
     theta: Vector
@@ -130,18 +127,13 @@ class GroupScore:
 
     @property
     def dimension(self) -> int:
-        """Length of ψ, and of totals and what is taken off."""
-        return self.shape.n + self.totals + self.taken
+        """Length of ψ, and totals."""
+        return self.shape.n + self.totals
 
     @property
     def nonzeros(self) -> int:
         """How many numbers a unit has."""
-        return self.shape.q + self.totals + self.taken
-
-    @property
-    def taken(self) -> int:
-        """How many numbers are taken off in φ."""
-        return 0 if self.other is None else self.shape.p
+        return self.shape.q + self.totals
 
     @property
     def totals(self) -> int:
@@ -159,7 +151,6 @@ class GroupScore:
                 return np.concatenate([z, self._of_totals(z)], axis=-1)
 
             values = applied(of.observed)
-            taken = np.zeros((len(values), self.taken))
             if self.bound < math.inf:
                 values = self._clipped(finite_scores(values[None]))[0]
                 z = finite_scores(applied(of.simulated))
@@ -168,13 +159,11 @@ class GroupScore:
                 if self.other and of.elsewhere is not None and of.shifted is not None:
                     there = finite_scores(applied(of.elsewhere))
                     apart = self._of_distance(z, there, of.weights, of.shifted)
-                    apart *= self.other.of_noise(shape.uses, of.rows)[:, None]
-                    values, taken = values - apart, apart[:, : shape.p]
+                    values -= apart * self.other.of_noise(shape.uses, of.rows)[:, None]
             common = np.broadcast_to(np.arange(shape.p), (len(values), shape.p))
             rows = shape.places(of.rows, [r for _, r in shape.tables], shape.p)
-            beside = np.arange(shape.n, self.dimension)
-            places = [common, *rows, np.broadcast_to(beside, (len(values), len(beside)))]
-            yield Sparse(np.hstack([values, taken]), np.hstack(places))
+            totals = np.broadcast_to(np.arange(shape.n, self.dimension), (len(values), self.totals))
+            yield Sparse(values, np.hstack([common, *rows, totals]))
 
     def _of_totals(self, z: Vector) -> Vector:
         """What scores, shape (..., units, q), add to totals."""

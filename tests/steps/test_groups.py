@@ -34,7 +34,7 @@ from pymc_dp.records.sums import LocalRecords
 from pymc_dp.steps.hierarchical import HierarchicalFamily, attenuation, has_groups, law_model
 from pymc_dp.surrogate.hierarchical import fit
 from pymc_dp.surrogate.hierarchical.bends import bends
-from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope, Taken
+from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.information import Information, informed
 from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, pooled, scale_of_doubts
@@ -241,7 +241,7 @@ def query(kind, part, bound=np.inf):
     if part == "scores":
         return GroupScore(*settings, bound)
     if part == "scores from two places":
-        also = Elsewhere(settings[0] + 0.5, np.zeros(settings[2].n), far_apart(settings[2]))
+        also = Elsewhere(settings[0] + 0.5, far_apart(settings[2]))
         return GroupScore(*settings, bound, other=also)
     if part == "coupling":
         return Coupling(settings[0], settings[2])
@@ -258,18 +258,7 @@ def test_totals_are_sums_over_all_groups(kind):
     released = dense(of.terms(records_of(kind)), of.dimension).sum(axis=0)
     _, *tables = of.shape.parts(released[: of.shape.n])
     totals = np.concatenate([x.sum(axis=0) / np.sqrt(len(x)) for x in tables])
-    np.testing.assert_allclose(released[of.shape.n :][: of.totals], totals, atol=1e-10)
-
-
-def test_what_is_taken_off_for_the_distance_is_told():
-    rng, of = np.random.default_rng(7), NormalGroups()
-    here, other = 0.5 * rng.normal(size=(2, of.groups))
-    of.draw(rng, here)
-    found, without = (of.score(here, of.elsewhere(place)) for place in (other, here))
-    np.testing.assert_allclose(found[-1], without[0] - found[0], rtol=1e-10)
-    # The distance adds its square to every residual's, and half of both outcomes are drawn: to a tenth.
-    squares = of.each * np.sum((here - other) ** 2)
-    np.testing.assert_allclose(found[-1], squares, rtol=0.1)
+    np.testing.assert_allclose(released[of.shape.n :], totals, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs", "games"])
@@ -279,8 +268,7 @@ def test_rows_are_clipped_first_and_totals_last(kind, common):
     of, records = query(kind, "scores"), records_of(kind)
     frame = replace(of.preconditioner, scales=tuple(9 * x for x in of.preconditioner.scales))
     # With the same place as the other one, nothing is taken off for the distance.
-    shape = of.shape
-    here = Elsewhere(of.theta, np.zeros(shape.n), far_apart(shape))
+    shape, here = of.shape, Elsewhere(of.theta, far_apart(of.shape))
     of = replace(of, preconditioner=frame, other=here)
     whole = np.concatenate([c.values for c in of.terms(records)])
     kept = [*range(shape.p if common else 0), *range(shape.q, shape.q + shape.r)]
@@ -463,18 +451,14 @@ class NormalGroups:
         self.records.forget()
         return self.outcome.values.reshape(self.groups, self.each).mean(axis=1)
 
-    def score(self, means, also):
-        """All that is summed at log σ = 0 and these means, seen from elsewhere, too."""
+    def score_of_scale(self, means, also):
+        """At log σ = 0 and these means, seen from elsewhere, too."""
         here = np.concatenate([[0.0], means])
         of = GroupScore(here, plain_frame(self.shape), self.shape, 50.0, 1.0, also)
-        return dense(of.terms(self.records), of.dimension).sum(axis=0)
-
-    def score_of_scale(self, means, also):
-        return self.score(means, also)[0]
+        return dense(of.terms(self.records), of.dimension).sum(axis=0)[0]
 
     def elsewhere(self, means, of_noise=1.0):
-        place = np.concatenate([[0.0], means])
-        return Elsewhere(place, place, far_apart(self.shape, of_noise))
+        return Elsewhere(np.concatenate([[0.0], means]), far_apart(self.shape, of_noise))
 
 
 @pytest.mark.parametrize("apart", [0.3, 1.5])
@@ -508,57 +492,6 @@ def test_of_distances_as_much_is_taken_off_as_privacy_noise_makes(noise):
     assert abs(mean[0]) < 3 * se[0]
     if noise < 1:  # of more, next to all of the distance is noise
         assert mean[1] < -3 * se[1]
-
-
-@pytest.mark.parametrize("ratio", [0.6, 1.0, 1.5])
-def test_a_scale_is_found_where_distances_are_not_what_they_were_thought_to_be(ratio):
-    """What is taken off is put right as soon as groups' means are known: places are `ratio` times as far, squared, from the truth as from each other."""
-    rng, of = np.random.default_rng(8), NormalGroups()
-    sizes, nothing = np.full(of.groups, float(of.each)), np.zeros((of.groups + 1, 1))
-    found = []
-    for _ in range(100):
-        seen = of.draw(rng, rng.normal(size=of.groups))
-        here = seen + 0.6 * rng.normal(size=of.groups)
-        other = here + 0.6 / np.sqrt(ratio) * rng.normal(size=of.groups)
-        score, *_, told = of.score(here, of.elsewhere(other))
-        # Records' means are known, and the truth as far as they tell of it.
-        information, covariance = of_normal_outcomes(sizes, 1 / sizes)
-        known = Belief.of(np.concatenate([[0.0], seen]), covariance, nothing, nothing[:, 0])
-        place = np.concatenate([[0.0], here])
-        gradient = np.concatenate([[score], sizes * (seen - here)])
-        taken = Taken(
-            of.elsewhere(other).psi, np.ones(of.groups), np.array([told]), np.zeros((1, 1))
-        )
-        slope = a_slope(of.groups)._replace(psi=place, gradient=gradient, variance=0.01 * sizes)
-        each = [
-            pooled([slope._replace(taken=one)], information, of.shape, sizes.sum(), place, known, (0.0,), True)
-            for one in (taken, None)
-        ]  # fmt: skip
-        found.append([law.beta[0] for law in each])
-    mean, se = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(len(found))
-    assert abs(mean[0]) < 3 * se[0]
-    # Variances are 2 (n - m) = 420 of what is within groups, and about 1,000 more of chance in distances.
-    assert se[0] < 0.75 * se[1]
-    if ratio <= 1:  # of more, what records have in common with their means makes up for it
-        assert mean[1] < -5 * se[1]
-
-
-def test_places_that_are_much_further_off_are_doubted():
-    """Nothing more than twice what was taken off is: the rest is in the law's variance."""
-    sizes, unsure = np.full(10, 30.0), np.full(10, 1e-9)
-    apart = np.concatenate([[0.0], np.full(10, 0.1)])
-    taken = Taken(apart, np.ones(10), np.array([3.0]), np.zeros((1, 1)))
-    for further in (1.0, 3.0):
-        place = np.concatenate([[0.0], np.full(10, 0.1 * np.sqrt(further))])
-        other = taken._replace(psi=place + apart)
-        slope = a_slope(10)._replace(psi=place, taken=other, variance=np.ones(10))
-        law = law_of([slope], sizes, unsure, bends=(0.0,))
-        np.testing.assert_allclose(law.beta[0], 3 * (1 - min(further, 2)), atol=1e-6)
-        excess = (
-            law.S.blocks[0][0, 0, 0]
-            - law_of([slope._replace(taken=None)], sizes, unsure, bends=(0.0,)).S.blocks[0][0, 0, 0]
-        )
-        np.testing.assert_allclose(excess, 9 * max(further - 2, 0) ** 2, atol=1e-3)
 
 
 def some_structured(rng, positive=True):
@@ -617,14 +550,14 @@ def a_slope(m, of_scale=0.0, variance=0.0, of_common=True):
     none = np.zeros(m + 1)
     gradient = np.concatenate([[of_scale], none[1:]])
     U, M = np.zeros((m, 0)), np.zeros((0, 0))
-    return Slope(none, np.zeros((m + 1, 1)), gradient, np.full((1, 1), variance), none[1:], U, M, None, True, of_common)  # fmt: skip
+    return Slope(none, np.zeros((m + 1, 1)), gradient, np.full((1, 1), variance), none[1:], U, M, True, of_common)  # fmt: skip
 
 
 def law_of(slopes, sizes, unsure, last=False, bends=(1.0,)):
     """What gradients say of normal outcomes."""
     information, covariance = of_normal_outcomes(sizes, unsure)
     m, n, none = len(sizes), float(sizes.sum()), np.zeros(len(sizes) + 1)
-    believed = Belief.of(none, covariance, np.zeros((m + 1, 1)), np.ones(m + 1))
+    believed = Belief.of(none, covariance, np.zeros((m + 1, 1)))
     return pooled(slopes, information, Shape(1, ((m, 1),), (0,)), n, none, believed, bends, last)
 
 

@@ -29,10 +29,6 @@ of this, .1, .3 and .5 made no difference at ε = 3, of 160 schools' pupils, and
 _OF_CLIPPED = 0.5
 """Part of what a bound of scores clips that may be biased: centring takes off the rest as far as the model is right."""
 
-_HIDDEN = 3.0
-"""Sds of noise below which what is taken off counts for nothing: chance passes it once in 370 numbers. Of 200 groups at ε = 1 it is 5 to 25 sds for the scale of a normal or
-a beta outcome, and nothing for other parameters, nor of Poisson counts."""
-
 
 class Curvature(NamedTuple):
     """Information, with noise, in the coordinates of a preconditioner.
@@ -64,27 +60,6 @@ class Curvature(NamedTuple):
     sd: dict[str, float]
 
 
-class Taken(NamedTuple):
-    """What was taken off a gradient in φ, as its place is apart from the truth as from another place.
-
-    Parameters
-    ----------
-    psi : ndarray, shape (n,)
-        The other place.
-    part : ndarray, shape (n - p,)
-        The part of rows' squared distances that privacy noise makes.
-    gradient : ndarray, shape (p,)
-        0 where noise hides it.
-    covariance : ndarray, shape (p, p)
-        Of the noise in that.
-    """
-
-    psi: Vector
-    part: Vector
-    gradient: Vector
-    covariance: Vector
-
-
 class Slope(NamedTuple):
     r"""A gradient with noise, and where.
 
@@ -101,8 +76,6 @@ class Slope(NamedTuple):
         Of the noise in rows, of which all is independent but what totals tell: covariances are the diagonal matrix of these + :math:`U M U^\top`.
     U : ndarray, shape (n - p, l)
     M : ndarray, shape (l, l)
-    taken : Taken, optional
-        For the distance.
     seen : bool
         Whether units' sizes stood out of the noise; if not, the bound means nothing, and the score says nothing.
     of_common : bool
@@ -116,7 +89,6 @@ class Slope(NamedTuple):
     variance: Vector
     U: Vector
     M: Vector
-    taken: Taken | None
     seen: bool
     of_common: bool = True
 
@@ -203,25 +175,13 @@ class Evaluator:
             variance,
             A * of_clipped[:, None],
             A,
-            longer * released[n : n + of.totals],
+            longer * released[n:],
             (longer * sd) ** 2,
         )
         back, R = np.linalg.inv(kept_of_common * preconditioner.V), flat(preconditioner.R, shape)
         gradient = np.concatenate([back.T @ released[:p], rows])
         covariance = (sd**2 + clipped**2 / n) * back.T @ back
-        taken = other and self._taken(other, np.asarray(back), released[n + of.totals :], sd)
-        return Slope(psi, R, gradient, covariance, variance, U, M, taken, sizes.seen)
-
-    def _taken(self, other: Elsewhere, back: Vector, released: Vector, sd: float) -> Taken:
-        seen = np.maximum(1 - (_HIDDEN * sd / np.maximum(abs(released), 1e-300)) ** 2, 0.0)
-        parts = [
-            np.repeat(of_noise / np.maximum(whole, 1e-300), r)
-            for (whole, of_noise), (_, r) in zip(
-                (d.T for d in other.distances), self.shape.tables, strict=True
-            )
-        ]
-        covariance = sd**2 * back.T @ np.diag(seen > 0) @ back
-        return Taken(other.psi, np.concatenate(parts), back.T @ (seen * released), covariance)
+        return Slope(psi, R, gradient, covariance, variance, U, M, sizes.seen)
 
     def _bound(
         self, of: Query, counts: float, share: float, beyond: float

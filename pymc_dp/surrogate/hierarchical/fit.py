@@ -171,7 +171,6 @@ class _Run:
         self.held_back = np.zeros(len(self.mode.theta))
         self.beyond_noise, self.surprise = math.inf, math.inf
         self.coupled = [np.ones((r, shape.p)) for _, r in shape.tables]
-        self.of_noise = np.ones(shape.n)
         self.rng = np.random.default_rng(0)  # public: where to evaluate
         widths = np.minimum(self.prior**2, 1e6)
         none = Structured.block_diagonal(
@@ -254,9 +253,7 @@ class _Run:
         rest = share - (self.measure.spent - before) - counts
         rows = [np.maximum(x, 0.0) for x in shape.parts(information.J.diagonal)[1:]]
         parts = [x / np.maximum(x.sum(axis=0), 1e-300) for x in rows]
-        also = None
-        if near:
-            also = Elsewhere(other, self.model.psi_at(other), self._distances(information))
+        also = Elsewhere(other, self._distances(information)) if near else None
         self.slopes.append(
             self.evaluator.slope(here, psi, preconditioner, counts, rest, beyond, also, parts)
         )
@@ -280,7 +277,8 @@ class _Run:
 
     def _distances(self, information: Information) -> tuple[Vector, ...]:
         """Squared distances of two draws in every row, in a record's sds, and what privacy noise makes of them, S / (J + S), shape (groups, 2) of every table."""
-        parts = np.stack([np.ones(len(self.of_noise)), self.of_noise], axis=1)
+        J, S = (np.maximum(x.diagonal, 0.0) for x in (self.law.J, self.law.S))
+        parts = np.stack([np.ones(len(S)), S / np.maximum(J + S, 1e-300)], axis=1)
         squares = self.shape.parts(self.covariance.diagonal[:, None] * parts)[1:]
         known = self._per_unit(information)
         return tuple(np.einsum("grx,r->gx", x, i) for x, i in zip(squares, known, strict=True))
@@ -319,17 +317,17 @@ class _Run:
         before = self.mode.theta + self.held_back
         psi = self.model.psi_at(before)
         prior, bent = self.prior, bends(self.curvatures, information.J, shape, n)
-        believed = was = Belief.of(psi, self.covariance, information.Q, self.of_noise)
+        believed = was = Belief.of(psi, self.covariance, information.Q)
         for guess in range(s.guesses):
             law = pooled(self.slopes, information, shape, n, psi, believed, bent, last)
             self.model.put(law.centre, law.k, law.K)
             self.mode = self.model.mode()
             prior = np.concatenate([prior[: shape.p], self.mode.prior_sds[shape.p :]])
             covariance = law.covariance(prior)
-            now = Belief.of(self.mode.psi, covariance, information.Q, law.of_noise)
+            now = Belief.of(self.mode.psi, covariance, information.Q)
             # A gradient that is believed moves the mode far, and one that is far from the mode is not believed: so half the way, or guesses go to and fro.
             believed = now.half_way(believed) if guess else now
-        self.law, self.prior, self.covariance, self.of_noise = law, prior, covariance, law.of_noise
+        self.law, self.prior, self.covariance = law, prior, covariance
         step = self.mode.psi - psi
         step += law.R @ step[: shape.p]
         variances = was.variances + now.variances
