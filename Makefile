@@ -80,6 +80,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/peers.py --diffprivlib $(VENV)-diffprivlib/bin/python
 	$(BIN)/python benchmarks/many_parameters.py
 	$(BIN)/python benchmarks/many_parameters.py horseshoe
+	$(BIN)/python benchmarks/persons.py
 	$(BIN)/python benchmarks/hierarchical_models.py
 	$(BIN)/python benchmarks/groups.py
 	$(BIN)/python benchmarks/groups.py --sizes
