@@ -48,9 +48,10 @@ def main():
     rows = []
     for _ in range(RUNS):
         with tempfile.TemporaryDirectory() as cache:
+            flags = f"base_compiledir={cache}," + os.environ.get("PYTENSOR_FLAGS", "")
             env = {
-                **os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-                "PYTENSOR_FLAGS": f"base_compiledir={cache}/pytensor", "NUMBA_CACHE_DIR": f"{cache}/numba",
+                **os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTENSOR_FLAGS": flags,
+                "NUMBA_CACHE_DIR": f"{cache}/numba",
             }  # fmt: skip
             row = []
             for _ in ("first", "second"):

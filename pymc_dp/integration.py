@@ -32,7 +32,7 @@ from pymc_dp.likelihood.origins import lengths_of_leaves
 from pymc_dp.likelihood.panel import Panel, panel_of
 from pymc_dp.likelihood.record_graph import rebuild_observed, sum_observed
 from pymc_dp.likelihood.roles import Roles
-from pymc_dp.likelihood.rows import with_rows
+from pymc_dp.likelihood.rows import repeated, with_rows
 from pymc_dp.likelihood.simulated import OWN_LAW, has_ends_of_records
 from pymc_dp.likelihood.unit import DECLARED_UNIT, count_records, record_dims_of
 from pymc_dp.likelihood.without import without
@@ -378,18 +378,11 @@ class _Law(NamedTuple):
         What is of people is repeated too, and looked up by nobody: derivatives of an index are slow to compile and to compute.
         """
         panel, rows = self.panel, self.template.rows
-        known = {**shared, self.template.effect: _repeated(effects, shape, 2)}
+        known = {**shared, self.template.effect: repeated(effects, shape, 2)}
         known[self.template.length] = math.prod(shape)
         for row, leaf, values in zip(rows, panel.leaves, data, strict=False):
             new = [1] if leaf in panel.of_records else [1, 2]
-            known[row] = _repeated(values, shape, *new)
+            known[row] = repeated(values, shape, *new)
         if panel.person is not None:
             known[rows[-1]] = pt.arange(math.prod(shape)).astype(rows[-1].type.dtype)
         return known
-
-
-def _repeated(values: Variable, shape: Sequence[Variable | int], *new: int) -> Variable:
-    """Rows of an array that is given some new axes, and of that shape then in the first three."""
-    expanded = pt.expand_dims(values, new)
-    rest = [expanded.shape[k] for k in range(3, expanded.ndim)]
-    return pt.broadcast_to(expanded, (*shape, *rest)).reshape((-1, *rest))

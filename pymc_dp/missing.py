@@ -37,7 +37,7 @@ from pymc_dp.likelihood.nodes import RecordData, quoting_nothing, values_of
 from pymc_dp.likelihood.origins import Origins
 from pymc_dp.likelihood.record_graph import rebuild_laws, sum_observed
 from pymc_dp.likelihood.roles import Roles
-from pymc_dp.likelihood.rows import with_rows
+from pymc_dp.likelihood.rows import repeated, with_rows
 from pymc_dp.likelihood.without import without
 from pymc_dp.quadrature import log_expectation, log_sum
 
@@ -303,9 +303,7 @@ def _log_integral(
         nodes = z[0].shape[1] if z else 1
 
         def spread(v: Variable) -> Variable:
-            rest = [v.shape[k] for k in range(1, v.ndim)]
-            each = pt.broadcast_to(v[:, None], (n, ways * nodes, *rest))
-            return each.reshape((-1, *rest))
+            return repeated(v, (n, ways * nodes), 1)
 
         here = {**known, **{row: spread(v) for row, v in rows.items()}}
         seen = {name: spread(v) > 0.5 for name, v in seens.items()}

@@ -22,6 +22,7 @@ class _Held(UnaryScalarOp):
     PyTensor's ``disconnected_grad`` is a view, and PyMC takes views away before it takes derivatives.
     """
 
+    # NumPy's name of x -> x, by which modes that do not compile C know it.
     nfunc_spec = ("positive", 1, 1)
 
     def impl(self, x: Any) -> Any:

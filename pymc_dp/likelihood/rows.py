@@ -9,6 +9,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.basic import Alloc
@@ -65,3 +66,24 @@ def _made_again(node: Any, inputs: list[Variable]) -> list[Variable]:
     relaxed = copy.copy(op)
     OpFromGraph.__init__(relaxed, inside, computed, inline=op.is_inline, name=op.name)
     return list(relaxed.make_node(*inputs).outputs)
+
+
+def repeated(values: Variable, shape: Sequence[Variable | int], *new: int) -> Variable:
+    """Repeat rows along new axes, and make all of them the rows of one array.
+
+    Parameters
+    ----------
+    values : Variable
+        With axes that `shape` has, but for the new ones, and then any others.
+    shape : sequence of Variable or int
+        Of the first axes, with the new ones.
+    *new : int
+        Which axes of these are new.
+
+    Returns
+    -------
+    Variable, shape (product of `shape`, ...)
+    """
+    expanded = pt.expand_dims(values, new)
+    rest = [expanded.shape[k] for k in range(len(shape), expanded.ndim)]
+    return pt.broadcast_to(expanded, (*shape, *rest)).reshape((-1, *rest))
