@@ -15,6 +15,7 @@ from pymc_dp.likelihood.shape import Shape
 from pymc_dp.linalg import Vector
 from pymc_dp.surrogate.hierarchical.evaluation import Slope
 from pymc_dp.surrogate.hierarchical.information import Information
+from pymc_dp.surrogate.hierarchical.shrinkage import by_secants
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
 _ROOTS = np.geomspace(0.01, 3.0, 40)
@@ -166,7 +167,7 @@ def pooled(
         v, x = squares[p:], np.diag(common)
         by_common = information.sd_common**2 / 2 * (np.trace(common) * np.eye(p) + common)
         in_common = Vi.T @ (by_common + np.diag(doubt.T @ v)) @ Vi
-        return in_common, information.unsure_rows * v + doubt @ x
+        return in_common, unsure_rows * v + doubt @ x
 
     def far(psi: Vector) -> tuple[Vector, Vector]:
         """Expected squares of ψ̃* - ψ̃, of all entries, and the matrix of φ's in the preconditioner."""
@@ -175,22 +176,28 @@ def pooled(
         spread = Vi @ np.diag(variances[:p]) @ Vi.T
         return away**2 + variances, np.outer(x, x) + spread
 
-    Q, rhs, places, noise, of_rows, bent_rows, doubted = [], [], [], [], [], [], []
+    gradients, places, noise, of_rows, bent_rows = [], [], [], [], []
     for slope in slopes:
         D = slope.R - R
         gradient, psi = slope.gradient.copy(), slope.psi + R @ slope.psi[:p]
         gradient[:p] += D.T @ gradient
-        squares, common = far(psi)
-        unsure_common, unsure_rows = unsure(squares, common)
-        of_common = slope.covariance + (D[p:] * slope.variance[:, None]).T @ D[p:]
-        bent_common, by_place = bent(squares, common)
-        noise.append(of_common + bent_common)
+        bent_common, by_place = bent(*far(psi))
+        noise.append(slope.covariance + (D[p:] * slope.variance[:, None]).T @ D[p:] + bent_common)
         of_rows.append(slope.variance)
         bent_rows.append(by_place)
-        doubted.append(by_place + unsure_rows)
-        Q.append(np.linalg.inv(noise[-1] + unsure_common) * slope.of_common)
-        rhs.append(gradient + J @ (psi - centre - R @ centre[:p]))
+        gradients.append(gradient)
         places.append(psi)
+    ways = [psi - centre - R @ centre[:p] for psi in places]
+    J, unsure_rows = _by_secants(
+        J, information.unsure_rows, gradients, ways, np.add(of_rows, bent_rows), shape
+    )
+    unsure_each = [unsure(*far(psi)) for psi in places]
+    doubted = [x + d for x, (_, d) in zip(bent_rows, unsure_each, strict=True)]
+    Q = [
+        np.linalg.inv(cov + d) * slope.of_common
+        for cov, (d, _), slope in zip(noise, unsure_each, slopes, strict=True)
+    ]
+    rhs = [gradient + J @ way for gradient, way in zip(gradients, ways, strict=True)]
     eta = scale_of_doubts([x[p:] for x in rhs], of_rows, doubted)
     q = [1 / (v + eta * d) for v, d in zip(of_rows, doubted, strict=True)]
     total, sums = np.linalg.inv(sum(Q)), sum(q)
@@ -232,7 +239,37 @@ def pooled(
     for w, slope in zip(b, slopes, strict=True):
         U = np.vstack([np.zeros((p, len(slope.M))), w[:, None] * slope.U])
         S = S.with_low_rank(U, slope.M)
+    if p:
+        # Rows' prior tells of φ through R, which is made of what effects are believed to be: as much as is known of φ with rows given, and no more.
+        J_common = J.own_blocks[0][0]
+        cut = R @ (np.eye(p) - np.linalg.solve(J_common + S_common, J_common))
+        beta = beta - J @ (cut @ (believed.mode - centre)[:p])
+        S = S.with_low_rank(J @ cut, np.diag(variances[:p]))
+        R = R - cut
     return GroupLaw(centre, beta, J, S, R)
+
+
+def _by_secants(
+    J: Structured, unsure: Vector, gradients: Sequence[Vector], ways: Sequence[Vector], variances: Vector, shape: Shape,
+) -> tuple[Structured, Vector]:  # fmt: skip
+    """J with every row's information as gradients at several places have it, too, and the variances of that.
+
+    Of a table's whole curvatures know more, which are of where the law is, and not of ways to it.
+    """
+    p = shape.p
+    own = np.maximum(J.diagonal[p:], 1e-300)
+    parts, unsure = by_secants(
+        np.stack(gradients)[:, p:], np.stack([(J @ way)[p:] for way in ways]), variances, unsure / own**2
+    )  # fmt: skip
+    for first, end, r in _spans(shape):
+        rows, whole = (x[first - p : end - p].reshape(-1, r) for x in (parts, own))
+        rows *= whole.sum(axis=0) / (whole * rows).sum(axis=0)
+    roots = np.concatenate([np.ones(p), np.sqrt(parts)])
+    blocks = [
+        block * x[:, :, None] * x[:, None, :]
+        for block, x in zip(J.blocks, J.parts(roots), strict=True)
+    ]
+    return Structured(blocks, roots[:, None] * J.U, J.M), (own * parts) ** 2 * unsure
 
 
 def scale_of_doubts(

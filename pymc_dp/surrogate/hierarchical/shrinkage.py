@@ -11,7 +11,7 @@ _PLAIN = 5.0
 """In standard deviations of the noise: a positive number this large is taken as it is. The nodes of the
 quadrature are too coarse there."""
 _EXTREME = 0.2
-"""What is expected of a group is no further from the mean of all than this factor."""
+"""What is expected of a group is no further from the mean of all than this factor; nor are gradients from curvatures."""
 _CANDIDATES = np.geomspace(1e-3, 1.0, 40)
 """Spreads of ratios, in units of the most that is possible. Any is as likely as any other, per unit and not per factor: where
 noise hides the spread, most of these would be next to none."""
@@ -81,6 +81,29 @@ def with_totals(
     M = np.zeros((both, both))
     M[:k, :k], M[k:, k:] = np.eye(k), -of_seen
     return x + CA @ (of_seen @ (totals - A.T @ x)), np.hstack([W, CA]), M
+
+
+def by_secants(
+    gradients: Vector, ways: Vector, variances: Vector, unsure: Vector
+) -> tuple[Vector, Vector]:
+    r"""Parts of their information, as curvatures say it, that rows have by gradients at several places: means and variances.
+
+    The score of a row is :math:`g_t = s\, J\, (\alpha_* - \alpha_t)` with noise of variance :math:`1 / w_t` at the place :math:`\alpha_t`, and :math:`s \sim \mathcal N(1, u)`. With what
+    :math:`s J \alpha_*` is integrated out under a flat prior, s is normal with the precision :math:`1 / u + \sum_t w_t (x_t - \bar x)^2` and the mean :math:`(1 / u - \sum_t w_t (x_t - \bar x)
+    (g_t - \bar g))` over that, :math:`x_t = J \alpha_t`, and means by the weights w: gradients that differ by a way that is known tell how steep it is.
+
+    Parameters
+    ----------
+    gradients, ways, variances : ndarray, shape (times, rows)
+        g, x and 1 / w.
+    unsure : ndarray, shape (rows,)
+        u.
+    """
+    w, prior = 1 / variances, 1 / (unsure + 1e-12)
+    away, differ = (x - (w * x).sum(axis=0) / w.sum(axis=0) for x in (ways, gradients))
+    precision = prior + (w * away**2).sum(axis=0)
+    parts = (prior - (w * away * differ).sum(axis=0)) / precision
+    return np.clip(parts, _EXTREME, 1 / _EXTREME), 1 / precision
 
 
 class Sums(NamedTuple):
