@@ -41,6 +41,7 @@ from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, pooled, scale_o
 from pymc_dp.surrogate.hierarchical.seen import features_of
 from pymc_dp.surrogate.hierarchical.shrinkage import (
     Sums,
+    by_secants,
     shrunk_positive,
     shrunk_ratios,
     with_totals,
@@ -553,11 +554,12 @@ def a_slope(m, of_scale=0.0, variance=0.0, of_common=True):
     return Slope(none, np.zeros((m + 1, 1)), gradient, np.full((1, 1), variance), none[1:], U, M, True, of_common)  # fmt: skip
 
 
-def law_of(slopes, sizes, unsure, last=False, bends=(1.0,)):
-    """What gradients say of normal outcomes."""
+def law_of(slopes, sizes, unsure, last=False, bends=(1.0,), **known):
+    """What gradients say of normal outcomes, of which this is known."""
     information, covariance = of_normal_outcomes(sizes, unsure)
+    information = information._replace(**known)
     m, n, none = len(sizes), float(sizes.sum()), np.zeros(len(sizes) + 1)
-    believed = Belief.of(none, covariance, np.zeros((m + 1, 1)))
+    believed = Belief.of(none, covariance, information.Q)
     return pooled(slopes, information, Shape(1, ((m, 1),), (0,)), n, none, believed, bends, last)
 
 
@@ -621,6 +623,55 @@ def test_rows_that_are_seen_to_be_where_they_were_said_to_be_are_believed():
     sure, unsure_law = (law_of(slopes, sizes, unsure).S.blocks[1] for slopes in (agreeing, other))
     np.testing.assert_allclose(sure, 9.0 / 3, rtol=0.25)
     np.testing.assert_allclose(unsure_law, 25.0**2 / 3, rtol=0.25)
+
+
+def test_gradients_at_several_places_tell_how_steep_it_is():
+    """By the posterior of a row's information and its mean, on a grid."""
+    rng, places, unsure = np.random.default_rng(8), np.array([0.0, 1.0, 1.5]), 0.1
+    noise, gradients = np.array([2.0, 1.0, 0.5]), 8 - 5 * places + rng.normal(size=3)
+    part, intercept = np.meshgrid(np.linspace(-1, 3, 1501), np.linspace(-20, 40, 1501))
+    log_p = -((part - 1) ** 2) / unsure
+    for x, g, v in zip(4 * places, gradients, noise, strict=True):
+        log_p -= (g - intercept + part * x) ** 2 / v
+    p = np.exp((log_p - log_p.max()) / 2)
+    mean = np.sum(p * part) / p.sum()
+    found = by_secants(gradients[:, None], 4 * places[:, None], noise[:, None], np.array([unsure]))
+    np.testing.assert_allclose(found[0], mean, rtol=1e-4)
+    np.testing.assert_allclose(found[1], np.sum(p * (part - mean) ** 2) / p.sum(), rtol=1e-3)
+
+
+def test_rows_are_not_drawn_back_by_what_is_not_known_of_their_information():
+    """Where more is told than was thought, the next place is too far out, and what is made of the next gradient is too near: the spread of rows would be too small."""
+    rng, m, cv = np.random.default_rng(9), 4000, 0.25
+    thought, truth = np.full(m, 30.0), rng.normal(size=m)
+    told = thought * (1 + cv * rng.normal(size=m))
+    slopes, place = [], np.zeros(m)
+    for _ in range(2):
+        gradient = told * (truth - place) + 3 * rng.normal(size=m)
+        here = np.concatenate([[0.0], place])
+        slopes.append(a_slope(m)._replace(psi=here, gradient=np.concatenate([[0.0], gradient]), variance=np.full(m, 9.0)))  # fmt: skip
+        place = place + gradient / thought
+    law = law_of(slopes, thought, np.full(m, 0.1), bends=(0.0,), unsure_rows=(cv * thought) ** 2)
+    off = law.beta[1:] / law.J.diagonal[1:] - truth
+    assert abs(off @ truth / m) < 3 * np.std(off * truth) / np.sqrt(m)
+
+
+def test_effects_tell_no_more_of_what_is_shared_than_without_noise():
+    """R may be made of what effects are believed to be: then their prior draws φ to where R φ explains them, the more so the less is known of φ."""
+    rng, m = np.random.default_rng(10), 100
+    sizes, effects = np.full(m, 30.0), rng.normal(size=m)
+    R = np.concatenate([[[0.0]], 0.2 * effects[:, None]])
+    pulls = []
+    for noise in (1e-3, 9.0):
+        of_common = (2 * sizes.sum()) * noise
+        slope = a_slope(m, 0.0, of_common)._replace(
+            R=R, gradient=np.concatenate([[0.0], sizes * effects]), variance=np.full(m, 1.0)
+        )
+        law = law_of([slope], sizes, np.full(m, 1e-3), bends=(0.0,), Q=R, R=R)
+        K = law.K.plus([np.zeros((1, 1, 1)), np.ones((m, 1, 1))])
+        pulls.append(float((K.inverse @ law.k)[0]))
+    assert pulls[0] > 1e-3  # the sd of φ without noise is 1.3e-2
+    np.testing.assert_allclose(pulls[1], pulls[0], rtol=0.01)
 
 
 def a_curvature(rng, sizes, places, levels, noise):

@@ -240,7 +240,7 @@ def pooled(
         U = np.vstack([np.zeros((p, len(slope.M))), w[:, None] * slope.U])
         S = S.with_low_rank(U, slope.M)
     if p:
-        # Rows' prior tells of φ through R, which is made of what effects are believed to be: as much as is known of φ with rows given, and no more.
+        # Rows' prior draws φ to where R φ explains effects, by which R was estimated: no further than it would without noise, as far as the rest of R φ is taken to be known.
         J_common = J.own_blocks[0][0]
         cut = R @ (np.eye(p) - np.linalg.solve(J_common + S_common, J_common))
         beta = beta - J @ (cut @ (believed.mode - centre)[:p])
