@@ -660,6 +660,7 @@ def test_effects_tell_no_more_of_what_is_shared_than_without_noise():
     """R may be made of what effects are believed to be: then their prior draws φ to where R φ explains them, the more so the less is known of φ."""
     rng, m = np.random.default_rng(10), 100
     sizes, effects = np.full(m, 30.0), rng.normal(size=m)
+    effects -= effects.mean()
     R = np.concatenate([[[0.0]], 0.2 * effects[:, None]])
     pulls = []
     for noise in (1e-3, 9.0):

@@ -235,17 +235,21 @@ def pooled(
                 beta[:p] -= Vi.T @ off
                 S_common = S_common + Vi.T @ np.diag(sd**2) @ Vi
     S_rows = S_rows + eta * unsure(*far(at_rows))[1]
+    if p:
+        # Rows' prior draws φ to where R φ explains effects, by which R was estimated: no further than it would without noise, as far as the rest of R φ is taken to be known.
+        # What of R is the same in all rows draws nothing, as rows have a mean of their own.
+        J_common, cut = J.own_blocks[0][0], R.copy()
+        for first, end, r in _spans(shape):
+            rows = cut[first:end].reshape(-1, r, p)
+            rows -= rows.mean(axis=0)
+        cut = cut @ (np.eye(p) - np.linalg.solve(J_common + S_common, J_common))
+        beta = beta - J @ (cut @ (believed.mode - centre)[:p])
+        S_rows = S_rows + own**2 * (cut[p:] ** 2 @ variances[:p])
+        R = R - cut
     S = Structured.block_diagonal(_blocks(S_common, S_rows, shape))
     for w, slope in zip(b, slopes, strict=True):
         U = np.vstack([np.zeros((p, len(slope.M))), w[:, None] * slope.U])
         S = S.with_low_rank(U, slope.M)
-    if p:
-        # Rows' prior draws φ to where R φ explains effects, by which R was estimated: no further than it would without noise, as far as the rest of R φ is taken to be known.
-        J_common = J.own_blocks[0][0]
-        cut = R @ (np.eye(p) - np.linalg.solve(J_common + S_common, J_common))
-        beta = beta - J @ (cut @ (believed.mode - centre)[:p])
-        S = S.with_low_rank(J @ cut, np.diag(variances[:p]))
-        R = R - cut
     return GroupLaw(centre, beta, J, S, R)
 
 
