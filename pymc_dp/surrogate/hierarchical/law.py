@@ -162,13 +162,6 @@ def pooled(
         changes = by_common + _of_rows(bend * per_unit * v, shape)
         return in_common, changes * (v + by_common / np.maximum(per_unit, 1e-300)) * own**2 / 4
 
-    def unsure(squares: Vector, common: Vector) -> tuple[Vector, Vector]:
-        """By what is not known of J."""
-        v, x = squares[p:], np.diag(common)
-        by_common = information.sd_common**2 / 2 * (np.trace(common) * np.eye(p) + common)
-        in_common = Vi.T @ (by_common + np.diag(doubt.T @ v)) @ Vi
-        return in_common, unsure_rows * v + doubt @ x
-
     def far(psi: Vector) -> tuple[Vector, Vector]:
         """Expected squares of ψ̃* - ψ̃, of all entries, and the matrix of φ's in the preconditioner."""
         away = moved - psi
@@ -176,12 +169,13 @@ def pooled(
         spread = Vi @ np.diag(variances[:p]) @ Vi.T
         return away**2 + variances, np.outer(x, x) + spread
 
-    gradients, places, noise, of_rows, bent_rows = [], [], [], [], []
+    gradients, places, distances, noise, of_rows, bent_rows = [], [], [], [], [], []
     for slope in slopes:
         D = slope.R - R
         gradient, psi = slope.gradient.copy(), slope.psi + R @ slope.psi[:p]
         gradient[:p] += D.T @ gradient
-        bent_common, by_place = bent(*far(psi))
+        distances.append(far(psi))
+        bent_common, by_place = bent(*distances[-1])
         noise.append(slope.covariance + (D[p:] * slope.variance[:, None]).T @ D[p:] + bent_common)
         of_rows.append(slope.variance)
         bent_rows.append(by_place)
@@ -191,7 +185,15 @@ def pooled(
     J, unsure_rows = _by_secants(
         J, information.unsure_rows, gradients, ways, np.add(of_rows, bent_rows), shape
     )
-    unsure_each = [unsure(*far(psi)) for psi in places]
+
+    def unsure(squares: Vector, common: Vector) -> tuple[Vector, Vector]:
+        """By what is not known of J."""
+        v, x = squares[p:], np.diag(common)
+        by_common = information.sd_common**2 / 2 * (np.trace(common) * np.eye(p) + common)
+        in_common = Vi.T @ (by_common + np.diag(doubt.T @ v)) @ Vi
+        return in_common, unsure_rows * v + doubt @ x
+
+    unsure_each = [unsure(*far_off) for far_off in distances]
     doubted = [x + d for x, (_, d) in zip(bent_rows, unsure_each, strict=True)]
     Q = [
         np.linalg.inv(cov + d) * slope.of_common
@@ -239,8 +241,7 @@ def pooled(
         # Rows' prior draws φ to where R φ explains effects, by which R was estimated: no further than it would without noise, as far as the rest of R φ is taken to be known.
         # What of R is the same in all rows draws nothing, as rows have a mean of their own.
         J_common, cut = J.own_blocks[0][0], R.copy()
-        for first, end, r in _spans(shape):
-            rows = cut[first:end].reshape(-1, r, p)
+        for rows in shape.parts(cut)[1:]:
             rows -= rows.mean(axis=0)
         cut = cut @ (np.eye(p) - np.linalg.solve(J_common + S_common, J_common))
         beta = beta - J @ (cut @ (believed.mode - centre)[:p])
@@ -260,20 +261,18 @@ def _by_secants(
 
     Of a table's whole curvatures know more, which are of where the law is, and not of ways to it.
     """
-    p = shape.p
-    own = np.maximum(J.diagonal[p:], 1e-300)
-    parts, unsure = by_secants(
-        np.stack(gradients)[:, p:], np.stack([(J @ way)[p:] for way in ways]), variances, unsure / own**2
-    )  # fmt: skip
-    for first, end, r in _spans(shape):
-        rows, whole = (x[first - p : end - p].reshape(-1, r) for x in (parts, own))
+    p, own = shape.p, np.maximum(J.diagonal, 1e-300)
+    seen = np.stack([(J @ way)[p:] for way in ways])
+    found, doubts = by_secants(np.stack(gradients)[:, p:], seen, variances, unsure / own[p:] ** 2)
+    parts = np.concatenate([np.ones(p), found])
+    for rows, whole in zip(shape.parts(parts)[1:], shape.parts(own)[1:], strict=True):
         rows *= whole.sum(axis=0) / (whole * rows).sum(axis=0)
-    roots = np.concatenate([np.ones(p), np.sqrt(parts)])
+    roots = np.sqrt(parts)
     blocks = [
         block * x[:, :, None] * x[:, None, :]
         for block, x in zip(J.blocks, J.parts(roots), strict=True)
     ]
-    return Structured(blocks, roots[:, None] * J.U, J.M), (own * parts) ** 2 * unsure
+    return Structured(blocks, roots[:, None] * J.U, J.M), (own * parts)[p:] ** 2 * doubts
 
 
 def scale_of_doubts(

@@ -11,7 +11,9 @@ _PLAIN = 5.0
 """In standard deviations of the noise: a positive number this large is taken as it is. The nodes of the
 quadrature are too coarse there."""
 _EXTREME = 0.2
-"""What is expected of a group is no further from the mean of all than this factor; nor are gradients from curvatures."""
+"""What is expected of a group is no further from the mean of all than this factor; nor is its information, by secants, from what curvatures say."""
+_SURE = 1e-12
+"""Variance of what is not in doubt: far below any that noise leaves, and not 0, which has no inverse."""
 _CANDIDATES = np.geomspace(1e-3, 1.0, 40)
 """Spreads of ratios, in units of the most that is possible. Any is as likely as any other, per unit and not per factor: where
 noise hides the spread, most of these would be next to none."""
@@ -98,8 +100,16 @@ def by_secants(
         g, x and 1 / w.
     unsure : ndarray, shape (rows,)
         u.
+
+    Returns
+    -------
+    means, variances : ndarray, shape (rows,)
+
+    Notes
+    -----
+    A regression whose intercept is not known and whose slope has a normal prior; docs/surrogate_proofs.md, "Secants", says why effects are too near to each other without.
     """
-    w, prior = 1 / variances, 1 / (unsure + 1e-12)
+    w, prior = 1 / variances, 1 / (unsure + _SURE)
     away, differ = (x - (w * x).sum(axis=0) / w.sum(axis=0) for x in (ways, gradients))
     precision = prior + (w * away**2).sum(axis=0)
     parts = (prior - (w * away * differ).sum(axis=0)) / precision
