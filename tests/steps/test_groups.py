@@ -641,7 +641,8 @@ def test_gradients_at_several_places_tell_how_steep_it_is():
 
 
 def test_rows_are_not_drawn_back_by_what_is_not_known_of_their_information():
-    """Where more is told than was thought, the next place is too far out, and what is made of the next gradient is too near: the spread of rows would be too small."""
+    """Where more is told than was thought, the next place is too far out, and a step from there too short: the spread of rows is too small. Doubting all of what is thought of their information mends that, but not by errors
+    that are longer than those of the step."""
     rng, m, cv = np.random.default_rng(9), 4000, 0.25
     thought, truth = np.full(m, 30.0), rng.normal(size=m)
     told = thought * (1 + cv * rng.normal(size=m))
@@ -653,7 +654,13 @@ def test_rows_are_not_drawn_back_by_what_is_not_known_of_their_information():
         place = place + gradient / thought
     law = law_of(slopes, thought, np.full(m, 0.1), bends=(0.0,), unsure_rows=(cv * thought) ** 2)
     off = law.beta[1:] / law.J.diagonal[1:] - truth
-    assert abs(off @ truth / m) < 3 * np.std(off * truth) / np.sqrt(m)
+    step, se = (
+        place - truth,
+        np.sqrt(np.mean((truth * np.stack([off, place - truth])) ** 2, axis=1) / m),
+    )
+    assert abs(off @ truth / m) < 3 * se[0]
+    assert step @ truth / m < -10 * se[1]
+    assert np.mean(off**2) < np.mean(step**2)
 
 
 def test_effects_tell_no_more_of_what_is_shared_than_without_noise():
