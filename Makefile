@@ -71,6 +71,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/federated.py
 	$(BIN)/python benchmarks/surrogate_limit.py
 	$(BIN)/python benchmarks/surrogate_constants.py
+	$(BIN)/python benchmarks/hierarchical_constants.py --workers 2
 	$(BIN)/python benchmarks/centring.py
 	$(BIN)/python benchmarks/expected_shift.py
 	$(BIN)/python benchmarks/surrogate_limit.py --n 200000 --replications 10
@@ -80,6 +81,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/peers.py --diffprivlib $(VENV)-diffprivlib/bin/python
 	$(BIN)/python benchmarks/many_parameters.py
 	$(BIN)/python benchmarks/many_parameters.py horseshoe
+	$(BIN)/python benchmarks/many_parameters.py constants
 	$(BIN)/python benchmarks/persons.py
 	$(BIN)/python benchmarks/hierarchical_models.py
 	$(BIN)/python benchmarks/groups.py

@@ -9,10 +9,12 @@ from pymc_dp.linalg import inverse_root
 from pymc_dp.privacy.events import Gaussian
 from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.plans import Permit
+from pymc_dp.records.curator import Curator
 from pymc_dp.records.grouped import Preconditioner
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.steps.hierarchical import HierarchicalFamily
 from pymc_dp.steps.surrogate import DPSurrogate
+from pymc_dp.surrogate.hierarchical.fit import fit_hierarchical
 from pymc_dp.surrogate.hierarchical.law import GroupLaw
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
@@ -41,6 +43,12 @@ class Groups:
         measure, start = PaidMeasurements(self.step._curator, privacy_filter), time.process_time()
         found = self.family.draw(measure, DRAWS, 1)
         return found, time.process_time() - start
+
+    def fitted(self, z, noise):
+        """The law that is found with this noise multiplier and this source of noise."""
+        curator = Curator(self.step._curator._records, noise)
+        measure = PaidMeasurements(curator, PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z))
+        return fit_hierarchical(measure, self.family._law)
 
     def one_release(self, exact, z, rng):
         """Draws after one Gaussian release of the whole budget at the mode, information known, by the best of some bounds and scales.

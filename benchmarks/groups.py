@@ -130,14 +130,16 @@ def model_of(kind, m, data):
 class Experiment(Groups):
     """A model, and data sets for it."""
 
-    def __init__(self, kind, m, seed):
-        self.kind, self.m, self.seed = kind, m, seed
-        _, data = drawn(np.random.default_rng(0), kind, m)
+    def __init__(self, kind, m, seed, n=N):
+        self.kind, self.m, self.seed, self.n = kind, m, seed, n
+        _, data = drawn(np.random.default_rng(0), kind, m, n)
         super().__init__(dp.compile(model_of(kind, m, data)))
 
     def take(self, number):
         """Another data set, and what is true of it."""
-        truth, data = drawn(np.random.default_rng([self.seed, self.m, number]), self.kind, self.m)
+        truth, data = drawn(
+            np.random.default_rng([self.seed, self.m, number]), self.kind, self.m, self.n
+        )
         for leaf in self.step.roles.record_data:
             leaf.values[...] = data[leaf.name.removeprefix("data_")]
         self.step._curator._records.forget()

@@ -2,6 +2,7 @@
 
 python benchmarks/many_parameters.py
 python benchmarks/many_parameters.py horseshoe
+python benchmarks/many_parameters.py constants     # of laws of what the likelihood reads, halved and doubled, on other seeds
 """
 
 import os
@@ -11,6 +12,8 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 import logging
 import sys
 import time
+from contextlib import nullcontext
+from unittest import mock
 
 import numpy as np
 import pymc as pm
@@ -22,6 +25,7 @@ from surrogate_limit import normal, one, row
 import pymc_dp as dp
 import pymc_dp.steps.normal
 from pymc_dp.compat import summary
+from pymc_dp.surrogate.normal import conditional, estimates, read_part
 
 SEED, N, EPSILON, DELTA = 2_064, 200_000, 1.0, 1e-6
 ROWS = [
@@ -31,6 +35,12 @@ ROWS = [
 """Records, coefficients, condition number of the covariates' covariance, and runs."""
 HORSESHOE = 100, 8
 """Coefficients, and those that matter."""
+SMALLER, SMALLER_N, SMALLER_SEED, REPEATS = (20, 5), 20_000, 7_000_004, 3
+"""The same for constants, and runs at each ε."""
+CONSTANTS = [
+    (estimates, "_SPREAD"), (estimates, "_STANDS_OUT"), (read_part, "_TAIL"), (read_part, "_WIDEST"), (read_part, "_LEAST_APART"), (read_part, "_TRIED"),
+    (conditional, "_SEEN"), (conditional, "_APART"),
+]  # fmt: skip
 
 
 def made(rng, d, condition, n=N):
@@ -75,29 +85,97 @@ def main():
         report(rows)
 
 
-def with_horseshoe(X, y):
-    """As in PyMC's gallery, of eight coefficients that are not 0, about."""
+def with_horseshoe(X, y, many):
+    """As in PyMC's gallery, of so many coefficients that are not 0, about."""
+    n, d = len(y), X.shape[1] - 1
     with pm.Model() as model:
-        tau = pm.HalfCauchy("tau", HORSESHOE[1] / (HORSESHOE[0] - HORSESHOE[1]) * 2 / N**0.5)
-        lam = pm.HalfCauchy("lam", 1, shape=HORSESHOE[0])
-        z = pm.Normal("z", 0, 1, shape=HORSESHOE[0])
+        tau = pm.HalfCauchy("tau", many / (d - many) * 2 / n**0.5)
+        lam = pm.HalfCauchy("lam", 1, shape=d)
+        z = pm.Normal("z", 0, 1, shape=d)
         beta = pm.Deterministic("beta", z * tau * lam)
         logit = pm.Normal("a", 0, 1) + pm.Data("X", X[:, 1:]) @ beta
         pm.Bernoulli("y", logit_p=logit, observed=pm.Data("Y", y))
     return model
 
 
+def few_that_matter(rng, d, many, n):
+    """The same of coefficients of which few are not 0."""
+    _, X, _ = made(rng, d + 1, 10, n)
+    truth = np.zeros(d)
+    truth[:many] = rng.choice([-1, 1], many) * rng.uniform(0.05, 0.3, many)
+    y = (rng.random(n) < 1 / (1 + np.exp(-X[:, 1:] @ truth))).astype(np.int64)
+    return truth, X, y
+
+
+def constants():
+    """What halving and doubling does to coefficients under a horseshoe: the same data and noises for every setting."""
+    d, many = SMALLER
+    data = [
+        few_that_matter(np.random.default_rng([SMALLER_SEED, k]), d, many, SMALLER_N)
+        for k in range(REPEATS)
+    ]
+    rows, before = [], None
+    plan = [
+        (None, "", 1.0),
+        (None, "other noise", 1.0),
+        *((m, name, f) for m, name in CONSTANTS for f in (0.5, 2.0)),
+    ]
+    for module, name, factor in plan:
+        value = getattr(module, name) if module else ""
+        other = type(value)(factor * value) if module else ""
+        with mock.patch.object(module, name, other) if module else nullcontext():
+            found = np.array([
+                [of_coefficients(*one, epsilon, k + 100 * bool(name and not module)) for k, one in enumerate(data)]
+                for epsilon in (1.0, 3.0)
+            ])  # fmt: skip
+        errors = np.sqrt(found[..., 0].mean(axis=1))
+        before = errors if before is None else before
+        label = f"{module.__name__.rpartition('.')[2]}.{name}" if module else name or "as it is"
+        rows.append(
+            [
+                label,
+                str(value),
+                str(other),
+                *map(float, errors / before),
+                *map(float, found[..., 1:].mean(axis=(0, 1))),
+            ]
+        )
+        print(*rows[-1], flush=True)
+    write_report(
+        "read_constants",
+        "The constants of laws of what the likelihood reads, halved and doubled",
+        f"A horseshoe as in [the table of a hundred](horseshoe_pymc6.md), of {d} coefficients of which {many} matter, {SMALLER_N:,} records, {REPEATS} data sets at ε of 1 "
+        "and 3, with the same noises for every setting but the second, which shows what chance does. *Error*: root mean square of posterior means' distances from the truth, in parts of the first "
+        "row's. Coverage is of the truth in 90 % intervals.\n\n`python benchmarks/many_parameters.py constants`",
+        ["constant", "is", "set to", "error at ε = 1", "at ε = 3", "covered: those that matter", "the others", "usable"],
+        rows,
+    )  # fmt: skip
+
+
+def of_coefficients(truth, X, y, epsilon, seed):
+    """Mean square of errors, coverage of what matters and of the rest, and whether the run is usable."""
+    found = dp.sample(
+        500, model=with_horseshoe(X, y, SMALLER[1]), epsilon=epsilon, delta=DELTA, chains=1, cores=1,
+        noise_source=dp.InsecureSeededNoise(seed), progressbar=False,
+    )  # fmt: skip
+    draws = found.posterior["beta"].values.reshape(-1, len(truth))
+    low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+    inside, off = (low <= truth) & (truth <= high), draws.mean(axis=0) - truth
+    return (
+        np.mean(off**2),
+        inside[: SMALLER[1]].mean(),
+        inside[SMALLER[1] :].mean(),
+        float(found.attrs["privacy_usable"]),
+    )
+
+
 def horseshoe():
     """Whether what matters is found, and covered."""
     d, many = HORSESHOE
-    rng = np.random.default_rng([SEED, 99])
-    _, X, _ = made(rng, d + 1, 10)
-    truth = np.zeros(d)
-    truth[:many] = rng.choice([-1, 1], many) * rng.uniform(0.05, 0.3, many)
-    y = (rng.random(N) < 1 / (1 + np.exp(-X[:, 1:] @ truth))).astype(np.int64)
+    truth, X, y = few_that_matter(np.random.default_rng([SEED, 99]), d, many, N)
     start = time.process_time()
     found = dp.sample(
-        1000, model=with_horseshoe(X, y), epsilon=EPSILON, delta=DELTA, chains=2, cores=1
+        1000, model=with_horseshoe(X, y, many), epsilon=EPSILON, delta=DELTA, chains=2, cores=1
     )
     draws = found.posterior["beta"].values.reshape(-1, d)
     low, high = np.quantile(draws, [0.05, 0.95], axis=0)
@@ -135,4 +213,4 @@ def report(rows):
 
 
 if __name__ == "__main__":
-    horseshoe() if sys.argv[1:] == ["horseshoe"] else main()
+    {"horseshoe": horseshoe, "constants": constants}.get(" ".join(sys.argv[1:]), main)()

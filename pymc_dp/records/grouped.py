@@ -19,6 +19,9 @@ from pymc_dp.linalg import as_matrix, as_vectors, shrink
 from pymc_dp.privacy.clipping import Sparse
 from pymc_dp.records.queries import Units, UnitTerms, Vector, expected, finite_scores
 
+_OF_TOTALS = 0.5
+"""Of a bound's square, the part for totals, and for what all records share; rows have the rest, and what those leave."""
+
 
 @dataclass(frozen=True, eq=False)
 class Preconditioner:
@@ -178,7 +181,11 @@ class GroupScore:
         """What clips every part of scores, shape (..., units), the first of all to be kept first."""
         p, q = self.shape.p, self.shape.q
         left, whole = np.zeros(z.shape[:-1]), self.bound**2
-        in_order = (slice(q, None), whole / 2), (slice(p), 0.0), (slice(p, q), whole / 2)
+        in_order = (
+            (slice(q, None), _OF_TOTALS * whole),
+            (slice(p), 0.0),
+            (slice(p, q), (1 - _OF_TOTALS) * whole),
+        )
         for part, more in in_order if self.totals else ((slice(None), whole),):
             left += more
             sizes = np.linalg.norm(z[..., part], axis=-1)

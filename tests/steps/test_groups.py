@@ -37,7 +37,8 @@ from pymc_dp.surrogate.hierarchical.bends import bends
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.information import Information, informed
-from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, pooled, scale_of_doubts
+from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw
+from pymc_dp.surrogate.hierarchical.pooling import pooled, scale_of_doubts
 from pymc_dp.surrogate.hierarchical.seen import features_of
 from pymc_dp.surrogate.hierarchical.shrinkage import (
     Sums,

@@ -20,7 +20,8 @@ from pymc_dp.surrogate.hierarchical.bends import bends
 from pymc_dp.surrogate.hierarchical.draws import LawModel, Mode
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Evaluator, Slope
 from pymc_dp.surrogate.hierarchical.information import Information, informed
-from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, diagonal_blocks, pooled
+from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, diagonal_blocks
+from pymc_dp.surrogate.hierarchical.pooling import pooled
 from pymc_dp.surrogate.hierarchical.seen import features_of
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
