@@ -13,6 +13,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any, NamedTuple
 from unittest import mock
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -32,8 +33,8 @@ SEED, EPSILONS, N = 7_000_003, (1.0, 3.0), 10_000
 MADE_UP = ("crossed", 50), ("games", 50), ("normal", 50), ("beta", 50)
 REAL = "varying_intercepts", "bambi_group_effects", "inquiries_by_state"
 BEDS = *MADE_UP, *((name, 0) for name in REAL)
-OTHER_NOISE = ("as it is", "other noise"), ("as it is", "other noise again")
-"""What the same settings give with other noise: a table's differences that are no larger are none."""
+AS_IT_IS = "", "other noise", "other noise again"
+"""The same settings with other noise show what chance does: a table's differences that are no larger are none."""
 FIELDS = {
     "far": (), "all_from_afar": (), "arrived": (), "trust": (), "nowhere": (), "lost": (), "surprising": (),
     "near": ((0.15, 0.3, 0.55), (0.02, 0.03, 0.04, 0.06, 0.09, 0.12, 0.16, 0.21, 0.27)),
@@ -49,28 +50,31 @@ NAMES = [
 ]  # fmt: skip
 
 
+class Setting(NamedTuple):
+    """A constant's label, its value, another, what puts that in place, and which noise is drawn."""
+
+    label: str
+    value: str
+    other: str
+    patch: Any = nullcontext()
+    noise: int = 0
+
+
 def settings(only):
-    """Constants' labels, values, and others to be put in their place: of all, or of those whose labels hold one of these."""
+    """The constants as they are, and each with another value: all of them, or those whose labels hold one of these."""
     found = []
     for field, others in FIELDS.items():
         value = getattr(fit.SETTINGS, field)
-        found += [(field, value, x) for x in others or (value / 2, value * 2)]
+        for x in others or (value / 2, value * 2):
+            changed = replace(fit.SETTINGS, **{field: type(value)(x)})
+            patch = mock.patch.object(fit, "SETTINGS", changed)
+            found.append(Setting(field, str(value), str(type(value)(x)), patch))
     for module, name, *others in NAMES:
-        value = getattr(module, name)
-        label = f"{module.__name__.rpartition('.')[2]}.{name}"
-        found += [(label, value, x) for x in others or (value / 2, value * 2)]
-    found = [(label, value, int(x) if isinstance(value, int) else x) for label, value, x in found]
-    return [one for one in found if not only or any(name in one[0] for name in only)]
-
-
-def put(label, other):
-    """What puts another value in place."""
-    if label in FIELDS:
-        return mock.patch.object(fit, "SETTINGS", replace(fit.SETTINGS, **{label: other}))
-    for module, name, *_ in NAMES:
-        if label.endswith(f".{name}") and label.startswith(module.__name__.rpartition(".")[2]):
-            return mock.patch.object(module, name, other)
-    return nullcontext()
+        value, label = getattr(module, name), f"{module.__name__.rpartition('.')[2]}.{name}"
+        for x in others or (value / 2, value * 2):
+            found.append(Setting(label, str(value), str(x), mock.patch.object(module, name, x)))
+    as_it_is = [Setting("as it is", "", said, noise=k) for k, said in enumerate(AS_IT_IS)]
+    return as_it_is + [one for one in found if not only or any(name in one.label for name in only)]
 
 
 class Bed:
@@ -114,22 +118,30 @@ class Bed:
 
 def of_bed(part):
     """Of one model, shape (settings, ε, runs, 3): with the constants as they are first."""
-    (name, m), runs, plan = part
+    (name, m), runs, only = part
     logging.getLogger("pymc").setLevel(logging.ERROR)
-    bed = Bed(name, m)
+    bed, plan = Bed(name, m), settings(only)
     found = np.zeros((len(plan), len(EPSILONS), runs, 3))
     for k in range(runs):
         bed.take(k)
-        for s, (label, _, other) in enumerate(plan):
-            noise = (
-                SEED
-                + k
-                + 1000
-                * (1 + OTHER_NOISE.index((label, other)) if (label, other) in OTHER_NOISE else 0)
-            )
-            with put(label, other):
-                found[s, :, k] = [bed.run(z, noise) for z in bed.multipliers]
+        for s, setting in enumerate(plan):
+            with setting.patch:
+                seed = SEED + k + 1000 * setting.noise
+                found[s, :, k] = [bed.run(z, seed) for z in bed.multipliers]
     return found
+
+
+def row_of(setting, found, before):
+    """Errors in parts of those before, by the runs that were found in both."""
+    both = np.isfinite(found[..., 0]) & np.isfinite(before[..., 0])
+    cells = [cell for cell in np.ndindex(both.shape[:2]) if both[cell].any()]
+    squares = np.array(
+        [[x[cell][both[cell], :2].mean(axis=0) for cell in cells] for x in (found, before)]
+    )
+    logs = np.log(squares[0] / squares[1]) / 2  # cells, shared and effects
+    ratios = np.exp([logs.mean(axis=0), logs.max(axis=0)]).T.ravel()
+    inside, arrived = np.nanmean(found[..., 2]), np.isfinite(found[..., 0]).mean()
+    return [setting.label, setting.value, setting.other, *map(float, [*ratios, inside, arrived])]
 
 
 def main():
@@ -138,31 +150,15 @@ def main():
     arguments.add_argument("--only", nargs="*", default=[])
     arguments.add_argument("--workers", type=int, default=1)
     asked = arguments.parse_args()
-    plan = [
-        ("as it is", "", ""),
-        *((label, "", other) for label, other in OTHER_NOISE),
-        *settings(asked.only),
-    ]
-    parts = [(bed, asked.runs, plan) for bed in BEDS]
+    parts = [(bed, asked.runs, asked.only) for bed in BEDS]
     with ProcessPoolExecutor(asked.workers, multiprocessing.get_context("spawn")) as pool:
         each = np.stack(list(pool.map(of_bed, parts)), axis=1)  # settings, beds, ε, runs, 3
-    rows = []
-    for (label, value, other), found in zip(plan, each, strict=True):
-        both = np.isfinite(found[..., 0]) & np.isfinite(each[0][..., 0])
-        ratios = [
-            np.log([
-                np.sqrt(found[b, e, both[b, e], k].mean() / each[0][b, e, both[b, e], k].mean())
-                for b, e in np.ndindex(both.shape[:2])
-                if both[b, e].any()
-            ])
-            for k in range(2)
-        ]  # fmt: skip
-        rows.append([
-            label, str(value), str(other),
-            *(float(f(np.exp(x))) for x in ratios for f in (lambda x: np.exp(np.log(x).mean()), np.max)),
-            float(np.nanmean(found[..., 2])), float(np.isfinite(found[..., 0]).mean()),
-        ])  # fmt: skip
-        print(*rows[-1], flush=True)
+    rows = [
+        row_of(setting, found, each[0])
+        for setting, found in zip(settings(asked.only), each, strict=True)
+    ]
+    for row in rows:
+        print(*row)
     if not asked.only:
         report(rows, asked.runs)
 

@@ -114,32 +114,23 @@ def constants():
         few_that_matter(np.random.default_rng([SMALLER_SEED, k]), d, many, SMALLER_N)
         for k in range(REPEATS)
     ]
+    plan = [("as it is", "", "", nullcontext(), 0), ("other noise", "", "", nullcontext(), 100)]
+    for module, name in CONSTANTS:
+        value, label = getattr(module, name), f"{module.__name__.rpartition('.')[2]}.{name}"
+        for other in (type(value)(value / 2), 2 * value):
+            plan.append((label, str(value), str(other), mock.patch.object(module, name, other), 0))
     rows, before = [], None
-    plan = [
-        (None, "", 1.0),
-        (None, "other noise", 1.0),
-        *((m, name, f) for m, name in CONSTANTS for f in (0.5, 2.0)),
-    ]
-    for module, name, factor in plan:
-        value = getattr(module, name) if module else ""
-        other = type(value)(factor * value) if module else ""
-        with mock.patch.object(module, name, other) if module else nullcontext():
-            found = np.array([
-                [of_coefficients(*one, epsilon, k + 100 * bool(name and not module)) for k, one in enumerate(data)]
-                for epsilon in (1.0, 3.0)
-            ])  # fmt: skip
-        errors = np.sqrt(found[..., 0].mean(axis=1))
+    for label, value, other, patch, seed in plan:
+        with patch:
+            found = np.array(
+                [
+                    [of_coefficients(*one, epsilon, seed + k) for k, one in enumerate(data)]
+                    for epsilon in (1.0, 3.0)
+                ]
+            )
+        errors, means = np.sqrt(found[..., 0].mean(axis=1)), found[..., 1:].mean(axis=(0, 1))
         before = errors if before is None else before
-        label = f"{module.__name__.rpartition('.')[2]}.{name}" if module else name or "as it is"
-        rows.append(
-            [
-                label,
-                str(value),
-                str(other),
-                *map(float, errors / before),
-                *map(float, found[..., 1:].mean(axis=(0, 1))),
-            ]
-        )
+        rows.append([label, value, other, *map(float, [*(errors / before), *means])])
         print(*rows[-1], flush=True)
     write_report(
         "read_constants",

@@ -51,12 +51,16 @@ class Shape(NamedTuple):
 
     def parts(self, psi: Vector) -> list[Vector]:
         """φ, and tables of shape (groups, columns), of a vector of length n or of a matrix with so many rows."""
-        parts, start = [psi[: self.p]], self.p
+        return [psi[: self.p], *self.of_rows(psi[self.p :])]
+
+    def of_rows(self, values: Vector) -> list[Vector]:
+        """The same without φ, of length n - p."""
+        found, start = [], 0
         for groups, columns in self.tables:
-            own = psi[start : start + groups * columns]
-            parts.append(own.reshape(groups, columns, *psi.shape[1:]))
+            own = values[start : start + groups * columns]
+            found.append(own.reshape(groups, columns, *values.shape[1:]))
             start += groups * columns
-        return parts
+        return found
 
     def places(
         self, rows: Sequence[NDArray[np.int64]], each: Sequence[int], first: int

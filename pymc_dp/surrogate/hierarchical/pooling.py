@@ -9,7 +9,7 @@ from pymc_dp.likelihood.shape import Shape
 from pymc_dp.linalg import Vector
 from pymc_dp.surrogate.hierarchical.evaluation import Slope
 from pymc_dp.surrogate.hierarchical.information import Information
-from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw
+from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw, diagonal_blocks
 from pymc_dp.surrogate.hierarchical.shrinkage import by_secants
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
@@ -86,16 +86,16 @@ def pooled(
     S_rows = S_rows + eta * doubts.of_information(*doubts.far(at_rows), unsure_rows)[1]
     if p:
         S_common = S_common + doubts.of_information(*doubts.far(at_common), unsure_rows)[0]
-    if p and last:
-        off_common, of_slopes = _going_with_effects(information, believed, shape)
-        beta[:p] -= off_common
-        S_common = S_common + of_slopes
-    if p:
+        if last:
+            off_common, unsure_off = doubts.going_with_effects()
+            beta[:p] -= off_common
+            S_common = S_common + unsure_off
         cut = _cut(R, J, S_common, shape)
         beta = beta - J @ (cut @ (believed.mode - centre)[:p])
         S_rows = S_rows + doubts.own**2 * (cut[p:] ** 2 @ believed.variances[:p])
         R = R - cut
-    S = Structured.block_diagonal(_blocks(S_common, S_rows, shape))
+    of_rows = diagonal_blocks(J, np.concatenate([np.zeros(p), S_rows]))[1:]
+    S = Structured.block_diagonal([np.asarray(S_common)[None], *of_rows])
     for w, slope in zip(b, slopes, strict=True):
         U = np.vstack([np.zeros((p, len(slope.M))), w[:, None] * slope.U])
         S = S.with_low_rank(U, slope.M)
@@ -126,12 +126,10 @@ class _Doubts:
         self.Vi, self.own = np.linalg.inv(V), np.maximum(J.diagonal[p:], 0.0)
         self.known = V.T @ information.J.blocks[0][0] @ V
         self.per_unit = np.concatenate([
-            np.tile(rows.reshape(-1, r).sum(axis=0) / n_units, len(rows) // r)
-            for rows, r in ((np.ravel(J.diagonal[a:b]), r) for a, b, r in _spans(shape))
+            np.tile(table.sum(axis=0) / n_units, len(table)) for table in shape.parts(J.diagonal)[1:]
         ])  # fmt: skip
-        self.bend = np.repeat(bends, [b - a for a, b, _ in _spans(shape)])
-        self.mode = believed.mode + self.R @ believed.mode[:p]
-        self.variances = believed.variances
+        self.bend = np.repeat(bends, [groups * r for groups, r in shape.tables])
+        self.believed, self.mode = believed, believed.mode + self.R @ believed.mode[:p]
 
     def seen(self, slope: Slope) -> _Seen:
         """A gradient in ψ̃, with what privacy noise and the way make of errors."""
@@ -146,9 +144,9 @@ class _Doubts:
     def far(self, place: Vector) -> tuple[Vector, Vector]:
         """Expected squares of ψ̃* - ψ̃, of all entries, and the matrix of φ's in the preconditioner."""
         p, away = self.shape.p, self.mode - place
-        x = self.Vi @ away[:p]
-        spread = self.Vi @ np.diag(self.variances[:p]) @ self.Vi.T
-        return away**2 + self.variances, np.outer(x, x) + spread
+        x, variances = self.Vi @ away[:p], self.believed.variances
+        spread = self.Vi @ np.diag(variances[:p]) @ self.Vi.T
+        return away**2 + variances, np.outer(x, x) + spread
 
     def on_the_way(self, squares: Vector, common: Vector) -> tuple[Vector, Vector]:
         """By third derivatives: covariance in φ, variances in rows. How far φ is away bends rows' gradients, too, and the other way round.
@@ -162,7 +160,7 @@ class _Doubts:
         change = by_common + float(self.own @ (self.bend * v)) / n
         by_chance = float(np.sum((self.own * v) ** 2)) / n
         in_common = Vi.T @ (known @ common @ known * change / 4 + known * by_chance) @ Vi
-        changes = by_common + _of_rows(self.bend * self.per_unit * v, self.shape)
+        changes = by_common + _over_rows(self.bend * self.per_unit * v, self.shape)
         ways = v + by_common / np.maximum(self.per_unit, 1e-300)
         return in_common, changes * ways * self.own**2 / 4
 
@@ -176,20 +174,18 @@ class _Doubts:
         in_rows = unsure_rows * v + of.unsure_cross @ np.diag(common)
         return self.Vi.T @ (by_common + by_cross) @ self.Vi, in_rows
 
+    def going_with_effects(self) -> tuple[Vector, Vector]:
+        """What φ's gradients are off by as covariates go with effects, and its covariance.
 
-def _going_with_effects(
-    information: Information, believed: Belief, shape: Shape
-) -> tuple[Vector, Vector]:
-    """What φ's gradients are off by as covariates go with effects, and its covariance: what is not known of C hangs together with where rows are, about which no more is known either."""
-    p, Vi = shape.p, np.linalg.inv(information.preconditioner.V)
-    off, variances = np.zeros(p), np.zeros(p)
-    for first, end, r in _spans(shape):
-        for c in range(r):
-            here = slice(first - p + c, end - p, r)
-            of_rows = believed.of_rows[here, None]
-            off += (information.slope[here] * of_rows).sum(axis=0)
-            variances += (information.unsure_slope[here] * of_rows).sum(axis=0) ** 2
-    return Vi.T @ off, Vi.T @ np.diag(variances) @ Vi
+        What is not known of C hangs together with where rows are, about which no more is known either.
+        """
+        of, shape, Vi = self.information, self.shape, self.Vi
+        off, variances = np.zeros(shape.p), np.zeros(shape.p)
+        tables = map(shape.of_rows, (of.slope, of.unsure_slope, self.believed.of_rows))
+        for slope, unsure, of_rows in zip(*tables, strict=True):
+            off += np.einsum("grp,gr->p", slope, of_rows)
+            variances += np.sum(np.einsum("grp,gr->rp", unsure, of_rows) ** 2, axis=0)
+        return Vi.T @ off, Vi.T @ np.diag(variances) @ Vi
 
 
 def _cut(R: Vector, J: Structured, S_common: Vector, shape: Shape) -> Vector:
@@ -251,26 +247,7 @@ def scale_of_doubts(
     return float(weights @ _ROOTS**2 / weights.sum())
 
 
-def _spans(shape: Shape) -> list[tuple[int, int, int]]:
-    spans, start = [], shape.p
-    for groups, r in shape.tables:
-        spans.append((start, start + groups * r, r))
-        start += groups * r
-    return spans
-
-
-def _of_rows(values: Vector, shape: Shape) -> Vector:
+def _over_rows(values: Vector, shape: Shape) -> Vector:
     """Sums over every row, in all of its places."""
-    sums = []
-    for a, b, r in _spans(shape):
-        table = values[a - shape.p : b - shape.p].reshape(-1, r)
-        sums.append(np.repeat(table.sum(axis=1), r))
+    sums = [np.repeat(table.sum(axis=1), table.shape[1]) for table in shape.of_rows(values)]
     return np.concatenate(sums)
-
-
-def _blocks(common: Vector, rows: Vector, shape: Shape) -> list[Vector]:
-    blocks = [np.asarray(common)[None]]
-    for a, b, r in _spans(shape):
-        table = rows[a - shape.p : b - shape.p].reshape(-1, r)
-        blocks.append(table[..., None] * np.eye(r))
-    return blocks
