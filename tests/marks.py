@@ -1,6 +1,9 @@
-"""Which parameters of a test are tried before every commit."""
+"""Which parameters of a test are tried before every commit, and how what goes through many records is compiled."""
 
 import pytest
+
+COMPILED = {"mode": "CVM"}
+"""For tens of thousands of records, twenty times: interpreted, an operation calls Python for each of them on PyMC 5."""
 
 
 def slow_but(*few):

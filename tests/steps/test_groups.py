@@ -49,7 +49,7 @@ from pymc_dp.surrogate.hierarchical.shrinkage import (
 )
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
-from ..marks import slow_but
+from ..marks import COMPILED, slow_but
 
 FAST = {"mode": "FAST_COMPILE"}
 N, M, P = 120, 7, 2
@@ -1057,7 +1057,7 @@ def test_without_noise_the_law_is_the_posterior():
         assert (np.abs(np.log(ours.std(0) / theirs.std(0))) < 0.25).all()
 
 
-@pytest.mark.parametrize("mean", [1.7, -1.4])
+@pytest.mark.parametrize("mean", slow_but(1.7)([1.7, -1.4]))
 def test_crossed_factors_are_found_from_afar_with_next_to_no_noise(mean):
     """Noise hid that rows went to and fro on the way: without it, next to none of these searches arrived."""
     rng, n, m = np.random.default_rng(0), 20_000, 50
@@ -1074,7 +1074,7 @@ def test_crossed_factors_are_found_from_afar_with_next_to_no_noise(mean):
         level = a[pm.Data("k", k)] + b[pm.Data("j", j)]
         logit = level + pm.Data("X", X) @ pm.Normal("beta", 0, 0.5, shape=3)
         pm.Bernoulli("y", logit_p=logit, observed=pm.Data("Y", y))
-    of, z = dp.compile(model, compile_kwargs=FAST), 0.02
+    of, z = dp.compile(model, compile_kwargs=COMPILED), 0.02
     privacy_filter = PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z)
     curator = Curator(LocalRecords(of, local=True, words=WORDS), InsecureSeededNoise(1))
     found = fit.fit_hierarchical(PaidMeasurements(curator, privacy_filter), law_model(of))

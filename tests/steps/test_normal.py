@@ -29,6 +29,8 @@ from pymc_dp.records.sums import LocalRecords
 from pymc_dp.surrogate.normal.fit import fit_normal
 from pymc_dp.surrogate.normal.law import Law, posterior_of
 
+from ..marks import COMPILED
+
 FAST = {"mode": "FAST_COMPILE"}
 WORDS = np.arange(4, dtype=np.uint64)
 
@@ -52,8 +54,8 @@ def normal(n=3000):
     return model
 
 
-def records_of(model):
-    return LocalRecords(dp.compile(model, compile_kwargs=FAST), 1, words=WORDS)
+def records_of(model, mode=FAST):
+    return LocalRecords(dp.compile(model, compile_kwargs=mode), 1, words=WORDS)
 
 
 def measured(records, z=0.02, seed=1, neighbours=SUBSTITUTE_ONE):
@@ -293,7 +295,7 @@ def test_few_records_that_alone_tell_of_a_parameter_are_found():
 def test_what_is_noise_alone_is_not_taken_for_a_posterior():
     """Where counts of sizes are noise, the longest unit they show may be of no size at all, and a sum of such has no noise."""
     model = logistic(5_000)
-    records, prior = records_of(model), PublicLogDensity(ParameterSpace(model), FAST)
+    records, prior = records_of(model, COMPILED), PublicLogDensity(ParameterSpace(model), FAST)
     found = [fit_normal(measured(records, 200.0, s), prior, np.zeros(3)) for s in range(20)]
     said = [f.privacy_shift for f in found if f.arrived]
     assert len(said) > 5

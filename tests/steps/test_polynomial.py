@@ -27,6 +27,8 @@ from pymc_dp.surrogate.polynomial.evaluation import Design, balanced, draw_desig
 from pymc_dp.surrogate.polynomial.model import Found, Lost, Surrogate
 from pymc_dp.surrogate.polynomial.queries import Image, Projection, SecondMoments
 
+from ..marks import COMPILED
+
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 QUIET = {"cores": 1, "progressbar": False}
 
@@ -291,7 +293,7 @@ def test_a_bound_balances_noise_and_what_is_clipped():
 
 def run(model, family="polynomial", **keywords):
     settings = {"draws": 500, "chains": 2, "noise_source": dp.InsecureSeededNoise(1), **keywords}
-    step = dp.DPSurrogate(model=model, family=family, **FAST, **settings)
+    step = dp.DPSurrogate(model=model, family=family, **{**FAST, **settings})
     step.prepare()
     return step, step.guarantee.diagnostics
 
@@ -449,14 +451,14 @@ def test_the_report_has_the_alarms(caplog):
 
 def test_a_ring_is_left_to_the_polynomial_and_a_regression_to_the_normal_surrogate(caplog):
     with caplog.at_level(logging.CRITICAL, "pymc.dp"):
-        _, curved = run(ring(), "auto", epsilon=4.0, draws=50)
+        _, curved = run(ring(), "auto", epsilon=4.0, draws=50, compile_kwargs=COMPILED)
         rng = np.random.default_rng(1)
         x = rng.normal(size=5000)
         with pm.Model() as model:
             a, b = pm.Normal("a", 0, 5), pm.Normal("b", 0, 5)
             y = rng.random(5000) < 1 / (1 + np.exp(-x))
             pm.Bernoulli("y", logit_p=a + b * pm.Data("X", x), observed=pm.Data("Y", y.astype(int)))
-        _, straight = run(model, "auto", epsilon=16.0, draws=50)
+        _, straight = run(model, "auto", epsilon=16.0, draws=50, compile_kwargs=COMPILED)
     assert curved["family"] == "polynomial"
     assert curved.get("curvature", np.inf) > 0.25  # or the search has led along the ring
     assert straight["family"] == "normal"

@@ -192,7 +192,8 @@ def test_draws_given_hyperparameters_are_those_of_the_law_times_the_prior():
 
 
 @pytest.mark.chain
-@pytest.mark.parametrize("kind", ["groups", pytest.param("coefficients", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["groups", "coefficients"])
 def test_draws_of_a_non_centred_model_are_the_exact_posterior_without_noise(kind):
     model = non_centred() if kind == "groups" else shrunk()[0]
     idata = dp.sample(1000, chains=2, epsilon=1e6, model=model, cores=1, progressbar=False,
