@@ -146,7 +146,7 @@ def row_of(setting, found, before):
 
 def main():
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--runs", type=int, default=2)
+    arguments.add_argument("--runs", type=int, default=1)
     arguments.add_argument("--only", nargs="*", default=[])
     arguments.add_argument("--workers", type=int, default=1)
     asked = arguments.parse_args()
@@ -169,11 +169,11 @@ def report(rows, runs):
         "hierarchical_constants",
         "The constants of the hierarchical surrogate, halved and doubled",
         f"{len(BEDS) * len(EPSILONS)} cells, each of a model and an ε of {' and '.join(f'{e:g}' for e in EPSILONS)}: as in [the table of groups](groups_pymc6.md), "
-        f"{', '.join(f'{kind} {m}' for kind, m in MADE_UP)}, n = {N:,}, and of [real data](hierarchical_models_pymc6.md), {', '.join(REAL)}. {runs} runs each, made-up data drawn anew for each, with the "
+        f"{', '.join(f'{kind} {m}' for kind, m in MADE_UP)}, n = {N:,}, and of [real data](hierarchical_models_pymc6.md), {', '.join(REAL)}. {runs} run{'s' if runs > 1 else ''} of each, made-up data drawn anew for every one, with the "
         "same data and noises for every setting, but for the second and the third row: what they differ by from the first is chance. *Error*: root mean square of the mode's "
         "distance from that without noise, in exact standard deviations, of what all records share and hyperparameters, and of groups' effects, over that with the constants "
         "as they are: geometric mean over the cells, and the largest. *Inside*: modes without noise in 90 % intervals of the law. *Found*: runs that ended with a law.\n\n"
-        f"`python benchmarks/hierarchical_constants.py --runs {runs} --workers 2`",
+        f"`python benchmarks/hierarchical_constants.py --runs {runs} --workers 2` (40 CPU minutes a run)",
         ["constant", "is", "set to", "shared: error, in parts of before", "worst cell's", "effects: error", "worst cell's", "inside", "found"],
         rows,
     )  # fmt: skip

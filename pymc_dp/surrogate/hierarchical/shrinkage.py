@@ -12,7 +12,7 @@ _PLAIN = 5.0
 quadrature are too coarse there."""
 _EXTREME = 0.2
 """What is expected of a group is no further from the mean of all than this factor; nor is its information, by secants, from what curvatures say.
-With half and twice as much errors are within 4 % of these (`benchmarks/hierarchical_constants.py`)."""
+With half and twice as much errors are within 5 % of these (`benchmarks/hierarchical_constants.py`)."""
 _SURE = 1e-12
 """Variance of what is not in doubt: far below any that noise leaves, and not 0, which has no inverse."""
 _CANDIDATES = np.geomspace(1e-3, 1.0, 40)
