@@ -30,7 +30,7 @@ CONSTANTS = [
     (bounds, "_PLAIN"), (bounds, "_FALL"), (bounds, "_UNSEEN"), (bounds, "_LEAST_END"),
     (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_SCORES"),
     (evaluation, "_SEEN"), (evaluation, "_BESIDE"), (evaluation, "SHORTEST"),
-    (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"),
+    (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_SPREAD"), (estimates, "_STANDS_OUT"), (estimates, "_DROWNED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"),
     (estimates, "_KEPT_SPREAD"), (estimates, "_HALF"), (estimates, "_LEAST_PART"), (estimates, "_PLAINLY"), (estimates, "_TRUST"),
     (fit, "_OF_UNITS"), (fit, "_SEARCH"), (fit, "_QUERY"), (fit, "_RECORDS_TOLD"),
     (fit, "_ON_THE_WAY.sizes"), (fit, "_ON_THE_WAY.information"), (fit, "_ON_THE_WAY.room"),
@@ -95,7 +95,7 @@ class Bed:
         parameters = step.compiled.parameters
         for k in range(runs):
             curator = Curator(step._curator._records, dp.InsecureSeededNoise(SEED + k))
-            permit = Permit(0, 0, step._events)
+            permit = Permit(0, 0, step._price.events)
             measure = measurements_paid_by(permit, step._price.whole, curator, step._price.option)
             surrogate = fit.fit_normal(measure, step.log_public, parameters.start)
             p, said = (
