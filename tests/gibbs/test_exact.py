@@ -17,9 +17,10 @@ from pymc_dp.mechanisms import (
 )
 from pymc_dp.statistics import clamp, record_sum
 
+from ..modes import COMPILED
+
 pytestmark = pytest.mark.chain
 
-QUICK = {"mode": "CVM"}  # numba takes half a minute to compile this model
 UNIT = np.linspace(0, 1, 4001)[1:-1]
 BERNOULLI = {
     "laplace": (LaplaceMechanism, 8.7, 2.0, lambda r: -np.abs(r) / 2.0),
@@ -109,7 +110,7 @@ def test_hierarchy_of_multivariate_records(draw_from, against):
         x = pm.MvNormal("x", pt.stack([mu, 1.0]), covariance, shape=(8, 2))
         y = pm.Normal("y", x.sum(axis=1), 1, shape=8)
         GaussianMechanism("s", y, scale=4.0, observed=11.0)
-        draws = draw_from("mu", PrivacyAwareGibbs([x, y], compile_kwargs=QUICK))
+        draws = draw_from("mu", PrivacyAwareGibbs([x, y], compile_kwargs=COMPILED))
     exact = normal_posterior(
         s=11.0, mean_per_mu=8, mean=8, variance=8 * (covariance.sum() + 1) + 16
     )
@@ -216,7 +217,9 @@ def test_log_linear_model(draw_from, against):
         x = pm.Categorical("x", q[y], shape=(n, features))
         cell = pt.eq((y[:, None] * levels + x)[..., None], np.arange(classes * levels))
         LaplaceMechanism("s", cell, epsilon=4 / scale, sensitivity=4, observed=s)
-        draws = draw_from("p", PrivacyAwareGibbs([x, y], compile_kwargs=QUICK), draws=1500)[..., 0]
+        draws = draw_from("p", PrivacyAwareGibbs([x, y], compile_kwargs=COMPILED), draws=1500)[
+            ..., 0
+        ]
     against(draws, lambda level: np.interp(level, cdf, UNIT), mean, np.sqrt(second - mean**2))
 
 

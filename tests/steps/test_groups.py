@@ -49,7 +49,8 @@ from pymc_dp.surrogate.hierarchical.shrinkage import (
 )
 from pymc_dp.surrogate.hierarchical.structured import Structured
 
-from ..marks import COMPILED, slow_but
+from ..marks import slow_but
+from ..modes import COMPILED
 
 FAST = {"mode": "FAST_COMPILE"}
 N, M, P = 120, 7, 2

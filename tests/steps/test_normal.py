@@ -29,7 +29,7 @@ from pymc_dp.records.sums import LocalRecords
 from pymc_dp.surrogate.normal.fit import fit_normal
 from pymc_dp.surrogate.normal.law import Law, posterior_of
 
-from ..marks import COMPILED
+from ..modes import COMPILED
 
 FAST = {"mode": "FAST_COMPILE"}
 WORDS = np.arange(4, dtype=np.uint64)

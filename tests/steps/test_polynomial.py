@@ -27,7 +27,7 @@ from pymc_dp.surrogate.polynomial.evaluation import Design, balanced, draw_desig
 from pymc_dp.surrogate.polynomial.model import Found, Lost, Surrogate
 from pymc_dp.surrogate.polynomial.queries import Image, Projection, SecondMoments
 
-from ..marks import COMPILED
+from ..modes import COMPILED
 
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 QUIET = {"cores": 1, "progressbar": False}
@@ -292,8 +292,8 @@ def test_a_bound_balances_noise_and_what_is_clipped():
 
 
 def run(model, family="polynomial", **keywords):
-    settings = {"draws": 500, "chains": 2, "noise_source": dp.InsecureSeededNoise(1), **keywords}
-    step = dp.DPSurrogate(model=model, family=family, **{**FAST, **settings})
+    settings = {"draws": 500, "chains": 2, "noise_source": dp.InsecureSeededNoise(1), **FAST}
+    step = dp.DPSurrogate(model=model, family=family, **(settings | keywords))
     step.prepare()
     return step, step.guarantee.diagnostics
 

@@ -42,7 +42,8 @@ class GroupSettings:
     """Share from which on no more is spent on these."""
     near: tuple[float, ...] = (0.04, 0.08, 0.16, 0.28, 0.44)
     """Of what is left, the queries from nearby. Each is at a better place than the one before: what a query says of a group is
-    the less worth the further from it the group was thought to be. With three (.15, .3, .55) errors are a tenth larger."""
+    the less worth the further from it the group was thought to be. With three (.15, .3, .55) errors were a tenth larger in a draft; with three or nine other noise
+    makes as much as the table shows."""
     arrived: float = 0.2
     """A move this long, in a record's own standard deviations, is from nearby."""
     trust: float = 1.0
@@ -68,7 +69,7 @@ class GroupSettings:
     are not seen in the first ones, and bounds come out as nothing."""
     features: tuple[float, ...] = (1.0, 0.5, 0.5)
     """Scales of what numbers of rows are taken times: a constant, and what has a variance of 1. Half as long as the constant, the other two make a
-    unit's part longer by a half in its square. As long as the constant, errors are 1.1 times as large, and 3 times in one of 14 cells."""
+    unit's part longer by a half in its square. Half and all of that: errors .99 and 1.1 times as large, which other noise makes, too."""
     beyond: float = 12.0
     """So many times √n z units are longer than a bound of scores, n numbers in ψ and z the noise's sd in the sum / sensitivity. With 6
     bounds are longer, and effects' errors a tenth larger."""

@@ -38,7 +38,7 @@ _STEP = 1e-4
 """Of a numerical second derivative."""
 _SEEN = 0.5
 """Of an entry's information, what noise leaves if it is not drowned. With half and twice as much coefficients under a horseshoe are the same
-(`benchmarks/many_parameters.py constants`): it tells those that noise drowned, of which there are none, from those that the prior holds."""
+(`benchmarks/many_parameters.py constants`), of which noise drowns none: what it does to those that are drowned is not measured."""
 _APART = 1e-6
 """Of prior variances, what is added to them: numbers of which one follows from the others have no precision together."""
 

@@ -31,8 +31,8 @@ from pymc_dp.unconstrained import unconstrained
 
 _PRIOR_DRAWS = 4000
 _TAIL = 0.01
-"""Draws of a prior beyond these quantiles count as these: a heavy tail has no covariance. This and what follows, half and twice: errors within 1 %
-of these (`benchmarks/many_parameters.py constants`), as they shape where a search may go and not what it finds."""
+"""Draws of a prior beyond these quantiles count as these: a heavy tail has no covariance. This and what follows, half and twice: errors of a
+horseshoe's coefficients within about 1 % of these (`benchmarks/many_parameters.py constants`)."""
 _WIDEST = 3.5
 """Standard deviations that the furthest of so many normal draws is away, about. What is read may have any tail, as coefficients under a horseshoe
 have one in which all lie that matter: a search must be able to go there."""
