@@ -15,7 +15,7 @@ from pymc_dp.linalg import Vector
 from pymc_dp.records.design import PublicDesign
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
-from pymc_dp.surrogate.hierarchical.draws import LawModel
+from pymc_dp.surrogate.hierarchical.draws import LawModel, effects_of
 from pymc_dp.surrogate.hierarchical.fit import GroupPosterior, SearchLost, fit_hierarchical
 
 GROUPS_FROM = 30
@@ -47,6 +47,17 @@ def has_groups(compiled: CompiledModel) -> bool:
     cut = compiled.cut
     in_groups = sum(groups * columns for groups, columns in cut.shapes)
     return cut.p <= MOST_COMMON and in_groups > cut.p
+
+
+def groups_are_normal(compiled: CompiledModel) -> bool:
+    """Whether every table of a model that :func:`has_groups` has effects that are normal given the rest.
+
+    Others, as of a sum of zero or along a path, are searched where all is highest together: under a scale of their own that is where it is 0.
+    """
+    if compiled.cut is None:
+        return False
+    with compiling():
+        return all(effects.variables for effects in effects_of(compiled.parameters, compiled.cut))
 
 
 def law_model(compiled: CompiledModel) -> LawModel:

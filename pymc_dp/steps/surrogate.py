@@ -39,7 +39,7 @@ from pymc_dp.records.measurements import PaidMeasurements, PureMeasurements, mea
 from pymc_dp.records.shards import Shards
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.family import Drawn, Family, price, stage
-from pymc_dp.steps.hierarchical import HierarchicalFamily, has_groups
+from pymc_dp.steps.hierarchical import HierarchicalFamily, groups_are_normal, has_groups
 from pymc_dp.steps.normal import MOST_CURVED, AutomaticFamily, NormalFamily
 from pymc_dp.steps.polynomial import PolynomialFamily
 from pymc_dp.steps.run import remember
@@ -176,7 +176,11 @@ class DPSurrogate(PrivateStep):
             return NormalFamily(*settings, units_known)
         if name == "polynomial":
             return PolynomialFamily(compiled, self._tempering)
-        if name == "hierarchical" or (name == "auto" and has_groups(compiled)):
+        if name == "auto" and has_groups(compiled):
+            # Where effects of a table are not normal, all parameters' information is better, if they are not too many for it.
+            few = d * (d + 1) <= MAX_DIMENSION
+            name = "normal" if few and not groups_are_normal(compiled) else "hierarchical"
+        if name == "hierarchical":
             if not has_groups(compiled):
                 raise UnsupportedModelError(
                     '`family="hierarchical"` is for models of more than thirty parameters, most of them effects of groups '

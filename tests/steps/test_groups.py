@@ -31,9 +31,16 @@ from pymc_dp.records.grouped import (
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import expected
 from pymc_dp.records.sums import LocalRecords
-from pymc_dp.steps.hierarchical import HierarchicalFamily, attenuation, has_groups, law_model
+from pymc_dp.steps.hierarchical import (
+    HierarchicalFamily,
+    attenuation,
+    groups_are_normal,
+    has_groups,
+    law_model,
+)
 from pymc_dp.surrogate.hierarchical import fit
 from pymc_dp.surrogate.hierarchical.bends import bends
+from pymc_dp.surrogate.hierarchical.draws import LawModel
 from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.information import Information, informed
@@ -947,6 +954,50 @@ def test_has_groups_only_where_there_are_many():
     assert has_groups(dp.compile(grouped_model(k, X, y), compile_kwargs=FAST))
 
 
+@pytest.mark.parametrize(
+    ("kind", "normal"), [("Normal", True), ("ZeroSumNormal", False), ("Walk", False)]
+)
+def test_effects_that_are_not_normal_one_by_one_are_no_groups(kind, normal):
+    """Where all is highest together their scale is 0: a run of 51 states, whose effects add up to 0, ended with NaNs, paid for, and with nothing."""
+    k, X, y, _ = grouped()
+    groups = int(k.max()) + 1
+    with pm.Model():
+        tau = pm.HalfNormal("tau", 1)
+        if kind == "Walk":
+            first = pm.Normal.dist(0, 1)
+            alpha = pm.GaussianRandomWalk("alpha", sigma=tau, init_dist=first, shape=groups)
+        else:
+            alpha = getattr(pm, kind)("alpha", sigma=tau, shape=groups)
+        logit = alpha[k] + X @ pm.Normal("beta", 0, 1, shape=X.shape[1])
+        pm.Bernoulli("y", logit_p=logit, observed=y)
+        step = dp.DPSurrogate(draws=50, chains=1, epsilon=3, delta=1e-6, compile_kwargs=FAST)
+    assert has_groups(step.compiled)
+    assert groups_are_normal(step.compiled) == normal
+    if not normal:
+        step.release()
+        assert step.guarantee.diagnostics["family"] == "normal"
+
+
+def test_a_search_whose_numbers_leave_their_range_gives_back_what_is_left(monkeypatch):
+    k, X, y, _ = grouped()
+    with grouped_model(k, X, y):
+        step = dp.DPSurrogate(
+            draws=50, chains=1, epsilon=8.0, delta=1e-6, compile_kwargs=FAST,
+            noise_source=InsecureSeededNoise(3),
+        )  # fmt: skip
+    drawn, times = LawModel.drawn, iter(range(100))
+
+    def out_of_range(self, rng, many):
+        return [theta / (next(times) < 6) for theta in drawn(self, rng, many)]
+
+    monkeypatch.setattr(LawModel, "drawn", out_of_range)
+    with np.errstate(divide="ignore"):
+        step.release()
+    said = step.guarantee.diagnostics
+    assert not said["usable"]
+    assert sum(share for what, share in said.items() if what.startswith("spent_on")) < 0.5
+
+
 @functools.cache
 def released(centred):
     k, X, y, alpha = grouped()
@@ -1273,9 +1324,9 @@ def test_effects_that_are_not_normal_are_refused_before_anything_is_spent(tmp_pa
     rng = np.random.default_rng(0)
     ledger = dp.PrivacyLedger(tmp_path / "account.db", epsilon=5.0, delta=1e-5)
     with pm.Model():
-        a = pm.StudentT("a", nu=4, shape=100)
-        eta = a[pm.Data("K", rng.integers(100, size=300))] + pm.Normal("b")
-        pm.Bernoulli("y", logit_p=eta, observed=pm.Data("Y", rng.integers(2, size=300)))
+        a = pm.StudentT("a", nu=4, shape=300)  # too many for a law without groups
+        eta = a[pm.Data("K", rng.integers(300, size=900))] + pm.Normal("b")
+        pm.Bernoulli("y", logit_p=eta, observed=pm.Data("Y", rng.integers(2, size=900)))
         step = dp.DPSurrogate(
             draws=10, chains=1, epsilon=1.0, unit=0, ledger=ledger, compile_kwargs=FAST
         )

@@ -57,6 +57,15 @@ class Mode(NamedTuple):
     prior_sds: Vector
 
 
+def effects_of(parameters: ParameterSpace, cut: Cut) -> list[Effects]:
+    """Of every table the variables that are normal given the rest, none in two of them."""
+    found: list[Effects] = []
+    for table in cut.psi[1:]:
+        taken = [v for effects in found for v in effects.variables]
+        found.append(find_effects(parameters, cut.graph.theta, table, taken))
+    return found
+
+
 class LawModel:
     r"""The law's density in coordinates ζ that are about standard normal. Compiled once, for any numbers.
 
@@ -90,10 +99,7 @@ class LawModel:
         self.shape = shape = cut.shape
         shapes = [(1, shape.p), *shape.tables]
         n = shape.n
-        self._effects: list[Effects] = []
-        for table in psi[1:]:
-            taken = [v for effects in self._effects for v in effects.variables]
-            self._effects.append(find_effects(parameters, theta, table, taken))
+        self._effects = effects_of(parameters, cut)
         self._psi = cut.psi_function()
         self._whitened = np.zeros(d, bool)
         for effects in self._effects:

@@ -229,6 +229,10 @@ class _Run:
             # four data sets of crossed factors with next to no noise none arrived; with one, and with how φ bends rows in the law, all did.
             elsewhere = here
         psi, there = self.model.psi_at(here), self.model.psi_at(elsewhere)
+        if not all(np.isfinite(x).all() for x in (here, elsewhere, other, psi, there)):
+            raise SearchLost(
+                f"after {self.n_evaluations} queries numbers left the range that computers have"
+            )
         features = [
             features_of(at, mean) * s.features
             for at, mean in zip(*(shape.parts(x)[1:] for x in (there, self.mode.psi)), strict=True)
