@@ -254,8 +254,10 @@ class LawModel:
         prior_sds = np.where(of_rows > 0, of_rows, self._prior_sds[self.shape.p :])
         return Mode(theta, psi, np.concatenate([self.common_sds, prior_sds]))
 
-    def drawn(self, rng: np.random.Generator, many: int) -> list[Vector]:
-        """θ as drawn from the law: the normal entries given the rest, and that by its curvature at the last mode.
+    def drawn(
+        self, rng: np.random.Generator, many: int, only_effects: bool = False
+    ) -> list[Vector]:
+        """θ as drawn from the law: the normal entries given the rest, and that by its curvature at the last mode, or at the mode itself.
 
         Hyperparameters at their mode would leave groups less spread than they are.
         """
@@ -264,7 +266,7 @@ class LawModel:
         zetas = rng.standard_normal((many, len(self._start)))
         # Coordinates are scaled: a curvature below 1 is that of a prior that is wider than a step should be.
         root = inverse_root(floored((H + H.T) / 2, 1.0))
-        zetas[:, rest] = self._start[rest] + zetas[:, rest] @ root
+        zetas[:, rest] = self._start[rest] + (0.0 if only_effects else zetas[:, rest] @ root)
         return [np.asarray(self._at(zeta)[0]) for zeta in zetas]
 
     def psi_at(self, theta: Vector) -> Vector:
