@@ -27,7 +27,7 @@ from groups import Experiment
 import pymc_dp as dp
 from pymc_dp.records import grouped
 from pymc_dp.surrogate.hierarchical import bends, evaluation, fit, information, shrinkage
-from pymc_dp.surrogate.hierarchical.fit import SearchLost
+from pymc_dp.surrogate.hierarchical.fit import LOST
 
 SEED, EPSILONS, N = 7_000_003, (1.0, 3.0), 10_000
 MADE_UP = ("crossed", 50), ("games", 50), ("normal", 50), ("beta", 50)
@@ -107,7 +107,7 @@ class Bed:
         """Mean squares of errors, of what is shared and of effects, in exact sds, and the part of ψ inside, or none of it where the search is lost."""
         try:
             found = self.groups.fitted(z, dp.InsecureSeededNoise(seed))
-        except (SearchLost, OverflowError, np.linalg.LinAlgError):
+        except LOST:
             return [np.nan] * 3
         p, mode, shared = self.groups.family._law.shape.p, found.mode, self.rest
         off = (mode.theta[shared] - self.exact[0]) / self.sds[0], mode.psi - self.exact[1]

@@ -16,7 +16,7 @@ from pymc_dp.records.design import PublicDesign
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
 from pymc_dp.surrogate.hierarchical.draws import LawModel, effects_of
-from pymc_dp.surrogate.hierarchical.fit import GroupPosterior, SearchLost, fit_hierarchical
+from pymc_dp.surrogate.hierarchical.fit import LOST, GroupPosterior, SearchLost, fit_hierarchical
 
 GROUPS_FROM = 30
 """Parameters from which on a model with groups is looked at as one. With fewer, Hessians in all of them are
@@ -117,8 +117,7 @@ class HierarchicalFamily:
             if (_prior_parts(self.surrogate) > _PRIOR).all():
                 raise SearchLost("next to nothing was learnt of any parameter")
             diagnostics = _judged(self.surrogate, law, attenuation(self._compiled, law))
-        # Of released numbers.
-        except (SearchLost, OverflowError, np.linalg.LinAlgError) as lost:
+        except LOST as lost:
             law.reset()
             self.surrogate = None
             diagnostics = _lost(lost)

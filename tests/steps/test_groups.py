@@ -1003,6 +1003,8 @@ def test_a_search_whose_numbers_leave_their_range_begins_again_or_gives_back_wha
     assert said["usable"] == once
     assert (spent > 0.999) == once
     assert spent > fit.SETTINGS.again
+    if once:  # two places, and then two from afar and all from nearby
+        assert said["queries"] >= 2 + 2 + len(fit.SETTINGS.near)
 
 
 @functools.cache

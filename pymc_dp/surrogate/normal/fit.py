@@ -183,8 +183,6 @@ class _Run:
     ) -> Posterior:
         """One query, and the posterior given all of them; sets :attr:`theta` to where it leads."""
         theta, d, prior = self.theta, len(self.theta), self.log_public
-        if not (np.isfinite(theta).all() and np.isfinite(self.P).all()):
-            raise np.linalg.LinAlgError("the search left the range of numbers")
         V = whitening(self.P)
         least = (0.0, 0.0)
         if self.estimates:
