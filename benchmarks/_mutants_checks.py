@@ -199,8 +199,8 @@ MENDED = [
     ),
     Mutant(
         "planning.py",
-        '        if not self.guarantee.unit.startswith("one record"):\n',
-        '        if self.guarantee.unit.startswith("one"):\n',
+        '        if self.unit_given or not self.guarantee.unit.startswith("one record"):\n',
+        '        if self.unit_given or self.guarantee.unit.startswith("one"):\n',
         "A plan says that a person with several rows is not protected",
         f"{SAMPLING} -k 'test_a_plan_says_first_what_is_protected'",
     ),
@@ -1097,8 +1097,8 @@ OF_RUNS = [
     ),
     Mutant(
         "planning.py",
-        "    return Plan(step.guarantee, step.ledger, step.roles.left_out, step.outlook)\n",
-        "    return Plan(step.guarantee, step.ledger)\n",
+        "        step.guarantee, step.ledger, step.roles.left_out, step.outlook, step.roles.unit_given\n",
+        "        step.guarantee, step.ledger\n",
         "A plan names what will be left out",
         f"{RESULTS} -k 'test_deterministics_of_data'",
     ),

@@ -25,8 +25,8 @@ from _report import write_report
 from groups import Experiment
 
 import pymc_dp as dp
-from pymc_dp.records import grouped
-from pymc_dp.surrogate.hierarchical import bends, evaluation, fit, information, shrinkage
+from pymc_dp.records import group_information, grouped
+from pymc_dp.surrogate.hierarchical import bends, evaluation, fit, information, pooling, shrinkage
 from pymc_dp.surrogate.hierarchical.fit import LOST
 
 SEED, EPSILONS, N = 7_000_003, (1.0, 3.0), 10_000
@@ -43,6 +43,8 @@ FIELDS = {
 }  # fmt: skip
 NAMES = [
     (fit, "_OF_NOISE"), (evaluation, "_OF_SHARED"), (evaluation, "_OF_CLIPPED"),
+    (evaluation, "_OF_STEEPNESS"), (evaluation, "_LONGEST_SQUARE"), (evaluation, "_LEAST_KEPT"),
+    (group_information, "_OBSERVED"), (pooling, "_STEEPEST"),
     (information, "_LEAST_OWN"), (information, "_LEAST_SDS"), (information, "_ALL"),
     (information, "_TOGETHER", 1 - 1e-4, 1 - 1e-6), (information, "_RIDGE"), (information, "_LEAST_LEVEL"),
     (bends, "_BEFORE", (0.5, 0.5), (2.0, 0.5), (1.0, 0.25), (1.0, 1.0)),

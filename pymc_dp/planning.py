@@ -30,12 +30,15 @@ class Plan:
     outlook : callable
         Says what can be said of the run before it is paid for, or nothing; asked when rows are read, as it takes passes over
         public data.
+    unit_given : bool
+        Whether it was said what a unit is.
     """
 
     guarantee: Guarantee
     ledger: PrivacyLedger
     left_out: tuple[str, ...] = ()
     outlook: Callable[[], str] = str
+    unit_given: bool = False
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -110,7 +113,7 @@ class Plan:
     @property
     def _of_people(self) -> str:
         """What a row is not, unless it was said what it is."""
-        if not self.guarantee.unit.startswith("one record"):
+        if self.unit_given or not self.guarantee.unit.startswith("one record"):
             return ""
         return "; a person with several rows is not protected (`unit=` says whose rows are whose)"
 
@@ -151,4 +154,6 @@ def plan(step: PrivateStep) -> Plan:
             f"`plan` takes a private step that has been built. Found {type(step).__name__}. Build the step of your "
             "model: `plan(DPSurrogate(epsilon=1.0, draws=1000, chains=4, model=model))`."
         )
-    return Plan(step.guarantee, step.ledger, step.roles.left_out, step.outlook)
+    return Plan(
+        step.guarantee, step.ledger, step.roles.left_out, step.outlook, step.roles.unit_given
+    )

@@ -369,6 +369,7 @@ def test_an_effect_for_each_of_many_wants_to_know_whose_the_rows_are(quiet):
             None,
             "one record of 'patient', 120 of them (substitute-one neighbours); a person with several",
         ),
+        (0, "one record of 'patient', 120 of them (substitute-one neighbours)"),
         ("patient", "one patient, 120 of them (substitute-one neighbours)"),
         (np.arange(120) // 2, "all records with one identifier, 60 of them"),
     ],

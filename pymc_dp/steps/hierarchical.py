@@ -16,7 +16,13 @@ from pymc_dp.records.design import PublicDesign
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.steps.family import Drawn, say, stage
 from pymc_dp.surrogate.hierarchical.draws import LawModel, effects_of
-from pymc_dp.surrogate.hierarchical.fit import LOST, GroupPosterior, SearchLost, fit_hierarchical
+from pymc_dp.surrogate.hierarchical.fit import (
+    LOST,
+    SETTINGS,
+    GroupPosterior,
+    SearchLost,
+    fit_hierarchical,
+)
 
 GROUPS_FROM = 30
 """Parameters from which on a model with groups is looked at as one. With fewer, Hessians in all of them are
@@ -197,8 +203,11 @@ def _judged(found: GroupPosterior, law: LawModel, attenuated: Vector) -> Diagnos
     notes, unseen = _notes(found, law), int((attenuated > _ATTENUATED).sum())
     if unseen:
         notes.insert(0, Note("model", _MULTIPLIED.format(unseen, len(attenuated))))
+    arrived = found.doubt <= SETTINGS.lost
+    if not arrived:
+        notes.insert(0, Note("lost", _DOUBTED.format(found.doubt)))
     return Diagnostics(
-        usable=not unseen,
+        usable=arrived and not unseen,
         family="hierarchical",
         privacy_shift=math.sqrt(float(np.mean(shared**2))),
         queries=found.evaluations,
@@ -207,9 +216,13 @@ def _judged(found: GroupPosterior, law: LawModel, attenuated: Vector) -> Diagnos
     )
 
 
+_DOUBTED = (
+    "Of what all records share too little was learnt: by the draws' own intervals a record's log-likelihood may be off by {:.2f} of its standard deviations, which is too far "
+    "for a normal law. It takes more records, a larger `epsilon`, or priors that say more."
+)
 _MULTIPLIED = (
     "Of {} of the {} numbers that a record reads, effects of groups decide what it tells, as abilities do of a test's discriminations, and noise "
-    "hides the effects: their draws are wrong. Where each group is a person, `pymc_dp.integrate_out` takes the effects out; "
+    "hides the effects: their draws are wrong. If each group is a person, `pymc_dp.integrate_out` takes the effects out; "
     "otherwise it takes more records in each, or a larger `epsilon`."
 )
 
@@ -232,7 +245,7 @@ def _notes(found: GroupPosterior, law: LawModel) -> list[Note]:
                     "prior_dominated",
                     f"Of {unknown} of the {len(table)} groups of {names or f'table {k}'} next to nothing was learnt: their "
                     "draws are what the other groups say of any group. A larger `epsilon`, or more records in "
-                    "each, would help; where each is a person, `pymc_dp.integrate_out` tells more of all others.",
+                    "each, would help; if each is a person, `pymc_dp.integrate_out` tells more of all others.",
                 )
             )
     unknown = int((law.shape.parts(kept)[0] > _PRIOR).sum())

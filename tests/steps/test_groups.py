@@ -20,14 +20,13 @@ from pymc_dp.privacy.filter import PrivacyFilter
 from pymc_dp.privacy.noise import InsecureSeededNoise
 from pymc_dp.privacy.plans import Permit
 from pymc_dp.records.curator import Curator
-from pymc_dp.records.grouped import (
+from pymc_dp.records.group_information import (
     Coupling,
-    Elsewhere,
     GroupInformation,
-    GroupScore,
-    Preconditioner,
     SharedInformation,
+    Steepness,
 )
+from pymc_dp.records.grouped import Elsewhere, GroupScore, Preconditioner
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import expected
 from pymc_dp.records.sums import LocalRecords
@@ -41,7 +40,7 @@ from pymc_dp.steps.hierarchical import (
 from pymc_dp.surrogate.hierarchical import fit
 from pymc_dp.surrogate.hierarchical.bends import bends
 from pymc_dp.surrogate.hierarchical.draws import LawModel
-from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Slope
+from pymc_dp.surrogate.hierarchical.evaluation import Curvature, Evaluator, Slope
 from pymc_dp.surrogate.hierarchical.fit import SearchLost
 from pymc_dp.surrogate.hierarchical.information import Information, informed
 from pymc_dp.surrogate.hierarchical.law import Belief, GroupLaw
@@ -253,6 +252,8 @@ def query(kind, part, bound=np.inf):
     if part == "scores from two places":
         also = Elsewhere(settings[0] + 0.5, far_apart(settings[2]))
         return GroupScore(*settings, bound, other=also)
+    if part == "steepness":
+        return Steepness(query(kind, "scores from two places", bound))
     if part == "coupling":
         return Coupling(settings[0], settings[2])
     if part == "shared":
@@ -360,6 +361,32 @@ def test_shared_information_is_of_all_rows_times_features(kind):
         np.testing.assert_allclose(sum(shared[:p, x] for x in uses), expected, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs", "games"])
+def test_steepness_is_what_clipping_leaves_of_squares_and_the_information(kind):
+    of, scores, inner = (query(kind, part) for part in ("steepness", "scores", "information"))
+    records, shape = records_of(kind), of.of.shape
+
+    def asked(bound):
+        one = replace(of, of=replace(scores, bound=bound))
+        return np.concatenate(list(one.terms(records))).sum(axis=0).reshape(3, shape.r)
+
+    whole = asked(np.inf)
+    np.testing.assert_allclose(whole[0], whole[1])
+    _, rows, _ = inner.matrices(dense(inner.terms(records), inner.dimension).sum(axis=0))
+    diagonals = [np.einsum("grr->r", blocks) for blocks in rows]
+    np.testing.assert_allclose(whole[2], np.concatenate(diagonals))
+    z = np.concatenate([of.of.applied(c.observed, c) for c in records.scores(scores.theta)])
+    z = z[:, : shape.q]
+    bound = float(np.median(np.linalg.norm(z, axis=1)))
+    kept = shrink(np.linalg.norm(z, axis=1), bound)
+    sums, starts = np.zeros((2, shape.r)), np.cumsum([0, *(r for _, r in shape.tables)])
+    for k, columns in zip(shape.uses, shape.columns, strict=True):
+        at = slice(starts[k], starts[k + 1])
+        sums[:, at] += np.stack([kept @ z[:, columns] ** 2, (z[:, columns] ** 2).sum(axis=0)])
+    np.testing.assert_allclose(asked(bound)[0] / whole[0], sums[0] / sums[1])
+    np.testing.assert_allclose(asked(bound)[1:], whole[1:])
+
+
 @pytest.mark.parametrize("kind", ["centred", "crossed"])
 def test_a_covariate_and_its_group_are_coupled_wholly(kind):
     """Both scores of a Bernoulli outcome are slopes of one linear predictor."""
@@ -419,7 +446,8 @@ def test_places_that_repeat_or_are_none_add_nothing(places):
 
 @pytest.mark.parametrize("kind", ["centred", "slopes", "crossed", "pairs"])
 @pytest.mark.parametrize(
-    "part", ["scores", "scores from two places", "information", "shared", "coupling"]
+    "part",
+    ["scores", "scores from two places", "information", "shared", "coupling", "steepness"],
 )
 def test_sensitivity(kind, part):
     """Whatever one record is replaced by, group included, the integer sum moves by κ R at most, and by √κ R that of an acute query."""
@@ -560,7 +588,7 @@ def a_slope(m, of_scale=0.0, variance=0.0, of_common=True):
     none = np.zeros(m + 1)
     gradient = np.concatenate([[of_scale], none[1:]])
     U, M = np.zeros((m, 0)), np.zeros((0, 0))
-    return Slope(none, np.zeros((m + 1, 1)), gradient, np.full((1, 1), variance), none[1:], U, M, True, of_common)  # fmt: skip
+    return Slope(none, np.zeros((m + 1, 1)), gradient, np.full((1, 1), variance), none[1:], U, M, True, np.ones(1), np.full(1, np.inf), of_common)  # fmt: skip
 
 
 def law_of(slopes, sizes, unsure, last=False, bends=(1.0,), **known):
@@ -602,6 +630,26 @@ def test_gradients_from_afar_tell_of_rows_only():
     np.testing.assert_allclose(both.beta, one.beta)
     np.testing.assert_allclose(both.S.blocks[0], one.S.blocks[0])
     np.testing.assert_allclose(both.S.blocks[1], one.S.blocks[1] / 2)
+
+
+@pytest.mark.parametrize(("scale", "beyond"), [(2.0, 1.0), (0.6, 1.0), (1.0, 1e6)])
+def test_rows_are_where_they_are_though_a_scale_is_far_off_or_scores_are_clipped(scale, beyond):
+    """Of normal outcomes' means: where σ is taken for another, they are seen as flat or as steep as that has them; and what a bound takes of scores is made up for."""
+    rng, of = np.random.default_rng(12), NormalGroups()
+    truth = of.draw(rng, 2 * rng.normal(size=of.groups))
+    z, shape, sizes = 1e-3, of.shape, np.full(of.groups, float(of.each))
+    curator = Curator(of.records, InsecureSeededNoise(1))
+    measure = PaidMeasurements(curator, PrivacyFilter(Permit(0, 0, (Gaussian(z),)), z))
+    here = np.concatenate([[np.log(scale)], truth + 0.3 * rng.normal(size=of.groups)])
+    parts = [np.full((of.groups, 1), 1 / of.groups)]
+    slope = Evaluator(measure, shape, sizes.sum(), 1.0).slope(
+        here, here, plain_frame(shape), 0.1, 0.8, beyond, None, parts
+    )
+    law = law_of([slope], sizes, np.full(of.groups, 1e-3), bends=(0.0,))
+    way = truth - here[1:]
+    np.testing.assert_allclose(
+        (law.beta[1:] / sizes - here[1:]) @ way / (way @ way), 1.0, atol=0.15
+    )
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.3, 1.0, 4.0])
@@ -1177,9 +1225,10 @@ def test_queries_are_functions_of_releases_only(monkeypatch):
             return answer
 
         def sum(self, of, bound, share):
-            key = (type(of).__name__, bound, share, of.theta.tobytes())
-            if hasattr(of, "preconditioner"):
-                key += tuple(x.tobytes() for x in (of.preconditioner.V, *of.preconditioner.R))
+            inner = getattr(of, "of", of)
+            key = (type(of).__name__, bound, share, inner.theta.tobytes())
+            if hasattr(inner, "preconditioner"):
+                key += tuple(x.tobytes() for x in (inner.preconditioner.V, *inner.preconditioner.R))
             key += tuple(x.tobytes() for x in getattr(of, "features", ()))
             return self._answer(key, lambda: self._measure.sum(of, bound, share))
 

@@ -10,14 +10,13 @@ import numpy as np
 from pymc_dp.likelihood.shape import Shape
 from pymc_dp.linalg import Vector, as_matrix
 from pymc_dp.privacy.histogram import PrivateHistogram
-from pymc_dp.records.grouped import (
+from pymc_dp.records.group_information import (
     Coupling,
-    Elsewhere,
     GroupInformation,
-    GroupScore,
-    Preconditioner,
     SharedInformation,
+    Steepness,
 )
+from pymc_dp.records.grouped import Elsewhere, GroupScore, Preconditioner
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Query
 from pymc_dp.surrogate.hierarchical.shrinkage import with_totals
@@ -28,6 +27,14 @@ _OF_SHARED = 0.3
 of this, .1, .3 and .5 made no difference at ε = 3, of 160 schools' pupils, and .1 and .5 none at ε = 1 that 12 runs show."""
 _OF_CLIPPED = 0.5
 """Part of what a bound of scores clips that may be biased: centring takes off the rest as far as the model is right."""
+
+_OF_STEEPNESS = 0.02
+"""Of a score's share, the part for how steep its sum is."""
+_LONGEST_SQUARE = 1.5
+"""Times a bound of scores, squared: that of :class:`~pymc_dp.records.group_information.Steepness`."""
+
+_LEAST_KEPT = 0.2
+"""What clipping leaves of a column's scores, at least."""
 
 
 class Curvature(NamedTuple):
@@ -78,6 +85,8 @@ class Slope(NamedTuple):
     M : ndarray, shape (l, l)
     seen : bool
         Whether units' sizes stood out of the noise; if not, the bound means nothing, and the score says nothing.
+    steepness, unsure_steepness : ndarray, shape (columns,)
+        Information at the place in every column of every table, and the variance of its logarithm.
     of_common : bool
         Whether it tells of φ, too.
     """
@@ -90,6 +99,8 @@ class Slope(NamedTuple):
     U: Vector
     M: Vector
     seen: bool
+    steepness: Vector
+    unsure_steepness: Vector
     of_common: bool = True
 
 
@@ -156,16 +167,23 @@ class Evaluator:
         """Score at θ, where ψ is this, for `share`; its bound by a histogram, for `counts`.
 
         If another place is given, it is seen from there, too, and totals tell what all rows of a table add up to. Clipped scores tell less of where the mode is than
-        their information says, and are made longer by that: rows', and where there are no totals φ's, as if that part were the same in all directions. What was clipped may point one
-        way: each of the units clipped has one row only, so rows have `parts` of it, shape (groups, columns) of every table.
+        their information says, and are made longer by that: rows', by what is seen of every column as far as that is beyond noise, and where there are no totals φ's, as if all
+        directions lost alike. What was clipped may point one way: each of the units clipped has one row only, so rows have `parts` of it, shape (groups, columns) of every table.
         """
         shape = self.shape
         of = GroupScore(theta, preconditioner, shape, math.inf, self._tempering, other)
         b, beyond_it, sizes = self._bound(of, counts, share, beyond)
         b = max(b, SHORTEST / math.sqrt(self._n))  # units are about 1/√n long, as scales have it
-        released, sd = self.measure.sum(replace(of, bound=b), b, share)
-        kept, clipped, p, n = sizes.kept(b), _OF_CLIPPED * beyond_it * b, shape.p, shape.n
-        kept_of_common = 1.0 if of.totals else kept
+        of, usually = replace(of, bound=b), sizes.kept(b)
+        of_columns, steepness, unsure = self._steepness(of, usually, _OF_STEEPNESS * share)
+        released, sd = self.measure.sum(of, b, (1 - _OF_STEEPNESS) * share)
+        kept, clipped, p, n = (
+            shape.in_columns @ of_columns,
+            _OF_CLIPPED * beyond_it * b,
+            shape.p,
+            shape.n,
+        )
+        kept_of_common = 1.0 if of.totals else usually
         scales, part = preconditioner.of_rows(shape), np.concatenate([np.ravel(x) for x in parts])
         of_clipped, A = clipped * part / (kept * scales), shape.in_columns[:, : of.totals]
         variance = (sd / (kept * scales)) ** 2 + of_clipped**2
@@ -181,7 +199,21 @@ class Evaluator:
         back, R = np.linalg.inv(kept_of_common * preconditioner.V), flat(preconditioner.R, shape)
         gradient = np.concatenate([back.T @ released[:p], rows])
         covariance = (sd**2 + clipped**2 / n) * back.T @ back
-        return Slope(psi, R, gradient, covariance, variance, U, M, sizes.seen)
+        return Slope(psi, R, gradient, covariance, variance, U, M, sizes.seen, steepness, unsure)
+
+    def _steepness(
+        self, of: GroupScore, usually: float, share: float
+    ) -> tuple[Vector, Vector, Vector]:
+        """What clipping leaves of every column's scores, their information there, and the variance of its logarithm, shape (columns,).
+
+        All scores together keep a part `usually`: a column may lose as much more or less than that, before it is seen, as all lose.
+        """
+        released, sd = self.measure.sum(Steepness(of), _LONGEST_SQUARE * of.bound**2, share)
+        left, squares, information = np.maximum(released, sd).reshape(3, self.shape.r)
+        doubt, noise = (1 - usually) ** 2, 2 * (sd / squares) ** 2
+        kept = usually + (left / squares - usually) * doubt / (doubt + noise)
+        scales = np.concatenate(of.preconditioner.scales)
+        return np.clip(kept, _LEAST_KEPT, 1.0), information / scales**2, (sd / information) ** 2
 
     def _bound(
         self, of: Query, counts: float, share: float, beyond: float

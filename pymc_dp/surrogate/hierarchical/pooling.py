@@ -16,6 +16,9 @@ from pymc_dp.surrogate.hierarchical.structured import Structured
 _ROOTS = np.geomspace(0.01, 3.0, 40)
 """Of the scale of doubts, the roots that are tried, a seventh apart: beyond, their prior density is a ninetieth of the highest."""
 
+_STEEPEST = 3.0
+"""Of the logarithm of what a gradient is made longer or shorter by, the largest: guards against none being seen."""
+
 
 def pooled(
     slopes: Sequence[Slope], information: Information, shape: Shape, n_units: float,
@@ -44,6 +47,7 @@ def pooled(
     p, R = shape.p, information.Q
     J = information.J.sheared(information.R - R)
     doubts = _Doubts(information, J, shape, n_units, believed, bends)
+    slopes = [doubts.as_steep(slope) for slope in slopes]
     seen = [doubts.seen(slope) for slope in slopes]
     noise = [one.of_rows for one in seen]
     ways = [one.place - centre - R @ centre[:p] for one in seen]
@@ -129,7 +133,23 @@ class _Doubts:
             np.tile(table.sum(axis=0) / n_units, len(table)) for table in shape.parts(J.diagonal)[1:]
         ])  # fmt: skip
         self.bend = np.repeat(bends, [groups * r for groups, r in shape.tables])
+        self.columns = shape.in_columns.T @ self.own
         self.believed, self.mode = believed, believed.mode + self.R @ believed.mode[:p]
+
+    def as_steep(self, slope: Slope) -> Slope:
+        """A gradient as steep in every column as J is: where φ is far from the law's, so is the information, as that of means where σ is.
+
+        How far that may be is expected as of a normal outcome's σ, of which others' information depends most; less than noise makes of what is seen, nothing is done.
+        """
+        p, (_, common) = self.shape.p, self.far(slope.psi + self.R @ slope.psi[: self.shape.p])
+        change = 2 * float(np.trace(self.known @ common)) / self.n_units
+        off = np.log(self.columns / slope.steepness) * change / (change + slope.unsure_steepness)
+        times = self.shape.in_columns @ np.exp(np.clip(off, -_STEEPEST, _STEEPEST))
+        return slope._replace(
+            gradient=np.concatenate([slope.gradient[:p], times * slope.gradient[p:]]),
+            variance=times**2 * slope.variance,
+            U=times[:, None] * slope.U,
+        )
 
     def seen(self, slope: Slope) -> _Seen:
         """A gradient in ψ̃, with what privacy noise and the way make of errors."""

@@ -76,7 +76,7 @@ class Seen(NamedTuple):
             float(stretched),
             # An answer in coordinates that were far too narrow says next to nothing of φ, however much it says of rows.
             (sd["common"] * float(stretched) ** 2) ** -2.0,
-            [x * np.outer(y, y) for x, y in zip(o.rows, ratios, strict=True)],
+            [x * np.outer(y, y) for x, y in zip(_with_totals(o, where, shape), ratios, strict=True)],
             [sd["rows"] * np.outer(y, y) for y in ratios],
             (sd["rows"] * float(np.mean(np.concatenate(ratios) ** 2))) ** -2.0,
             [x @ B * y[:, None] for x, y in zip(o.cross, ratios, strict=True)],
@@ -89,6 +89,19 @@ class Seen(NamedTuple):
             between,
             (flat(was.R, shape)[p:] @ last.V) / last.of_rows(shape)[:, None],
         )  # fmt: skip
+
+
+def _with_totals(o: Curvature, where: Sequence[NDArray[np.int64]], shape: Shape) -> list[Vector]:
+    """Rows' blocks, all of a table moved alike to where they add up to what is seen of it in all, where noise of many does not."""
+    found = []
+    for k, (x, f) in enumerate(zip(o.rows, o.features, strict=True)):
+        first = [i[:: f.shape[2]] for i, use in zip(where, shape.uses, strict=True) if use == k]
+        constant = f[0, :, 0]
+        total = sum(o.shared[np.ix_(i, i)] for i in first) / np.outer(constant, constant)
+        of_rows, of_total = len(x) * o.sd["rows"] ** 2, len(first) * o.sd["shared"] ** 2
+        part = of_rows / (of_rows + of_total)
+        found.append(x + part * (total - x.sum(axis=0)) / len(x))
+    return found
 
 
 def places(o: Curvature, shape: Shape) -> list[NDArray[np.int64]]:
