@@ -30,6 +30,7 @@ from pymc_dp.records.grouped import Elsewhere, GroupScore, Preconditioner
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import expected
 from pymc_dp.records.sums import LocalRecords
+from pymc_dp.steps import hierarchical
 from pymc_dp.steps.hierarchical import (
     HierarchicalFamily,
     attenuation,
@@ -1270,6 +1271,36 @@ def test_next_to_nothing_learnt_is_said(caplog, epsilon, usable):
     assert step.guarantee.diagnostics["usable"] == usable
     assert "next to nothing was learnt" in caplog.text
     assert ("alpha" in caplog.text) == bool(usable)
+
+
+@pytest.mark.parametrize("doubt", [None, 0.5])
+def test_where_what_all_share_is_doubted_by_half_a_records_sd_a_run_is_not_usable(
+    monkeypatch, caplog, doubt
+):
+    """A normal law is of nearby. Of φ's sds the doubt is what they make of a record's log-likelihood; what was learnt is given back all the same."""
+    k, X, y, _ = grouped()
+    fitted = []
+
+    def doubted(*args):
+        found = fit.fit_hierarchical(*args)
+        fitted.append(found if doubt is None else found._replace(doubt=doubt))
+        return fitted[-1]
+
+    monkeypatch.setattr(hierarchical, "fit_hierarchical", doubted)
+    with grouped_model(k, X, y):
+        step = dp.DPSurrogate(
+            draws=10, chains=1, epsilon=8.0, compile_kwargs=FAST,
+            noise_source=InsecureSeededNoise(3),
+        )  # fmt: skip
+    with caplog.at_level("WARNING", logger="pymc.dp"):
+        step.release()
+    assert step.diagnostics.usable == (doubt is None)
+    assert ("too little was learnt" in caplog.text) == (doubt is not None)
+    (found,) = fitted
+    if doubt is None:
+        sds = np.sqrt(found.law.covariance(found.mode.prior_sds).diagonal[: X.shape[1]])
+        # A Bernoulli record's information is a quarter of its covariate's square, at most.
+        assert 0.3 < found.doubt / np.linalg.norm(sds * X.std(axis=0) / 2) < 1.1
 
 
 def test_a_query_that_leads_nowhere_returns_the_prior(monkeypatch, caplog):
