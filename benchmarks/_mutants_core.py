@@ -1539,6 +1539,13 @@ MUTANTS: list[Mutant] = [
         f"{NORMAL}",
     ),
     Mutant(
+        "surrogate/normal/evaluation.py",
+        "if unseen.any() and not self.measure.pure:",
+        "if False:",
+        "categories that no histogram shows do not spoil the rest",
+        f"{NORMAL} -k no_histogram_shows",
+    ),
+    Mutant(
         "surrogate/normal/bounds.py",
         "_falling(counts[last:])[1:]",
         "counts[last:][1:]",

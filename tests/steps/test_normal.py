@@ -404,6 +404,34 @@ def test_few_records_that_tell_all_are_not_lost(what, epsilon):
     assert np.mean(np.square(errors)) < stats.chi2.ppf(1 - 1e-4, 8) / 8
 
 
+def categories(n=5_000):
+    """Twenty-two categories, of most of which few records tell, and three covariates of which all do; and the posterior's mean."""
+    rng = np.random.default_rng(2)
+    sizes = np.geomspace(1, 0.03, 10)
+    job, year = rng.choice(10, size=n, p=sizes / sizes.sum()), rng.integers(12, size=n)
+    x, woman = rng.normal(size=(n, 2)), rng.integers(2, size=n)
+    X = np.column_stack([np.ones(n), np.eye(10)[job], np.eye(12)[year], x, woman])
+    sds = np.repeat([2.0, 1.0, 0.5, 1.0], [1, 10, 12, 3])
+    truth = np.r_[3.0, 0.4 * rng.normal(size=10), 0.1 * rng.normal(size=12), 0.3, -0.1, -0.4]
+    y = rng.normal(X @ truth, 0.7)
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, sds, shape=26)
+        pm.Normal("y", pm.Data("X", X) @ b, 0.7, observed=pm.Data("Y", y))
+    return model, np.linalg.solve(X.T @ X / 0.49 + np.diag(sds**-2), X.T @ y / 0.49)
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "seed"), [(SUBSTITUTE_ONE, 0), (SUBSTITUTE_ONE, 2), (ADD_OR_REMOVE, 0)]
+)
+def test_categories_that_no_histogram_shows_do_not_spoil_the_rest(neighbours, seed):
+    """In the prior's units, what is known best is six or more of its own sds off; noise is as with 15,000 records at ε = 1."""
+    model, mean = categories()
+    records, prior = records_of(model, COMPILED), PublicLogDensity(ParameterSpace(model), FAST)
+    measure = measured(records, 1.25 if neighbours is SUBSTITUTE_ONE else 2.5, seed, neighbours)
+    r = fit_normal(measure, prior, np.zeros(26)).posterior
+    assert np.abs((r.mean - mean) / np.sqrt(np.diag(r.covariance))).max() < 4
+
+
 @pytest.mark.parametrize("neighbours", [SUBSTITUTE_ONE, ADD_OR_REMOVE])
 def test_counts_of_long_gradients_have_sensitivity_one(neighbours):
     """By brute force on the integers that noise is added to: a unit replaced, or one that goes."""

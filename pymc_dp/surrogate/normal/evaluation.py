@@ -225,25 +225,31 @@ class Evaluator:
 
         By a histogram for each: what units parameters are in, before anything else is known. At a pure ε of the squares that the
         model expects, which are the information, in bins that are wide: counts are dear, and what they say is scaled soon.
+
+        Of a category few units tell, and noise hides them. One more histogram, of scores in all such parameters together, says what they
+        have in the mean. With the prior's units, in which the posterior is many times narrower, these scores alone would make the length
+        of a unit's: of 32 categories and three covariates at ε = 1 the covariates were six to eight of their own sds off.
         """
-        edges = PrivateHistogram.edges(BINS_PER_OCTAVE)
-        sizes, per_octave = edges[:-1] * edges[1:], BINS_PER_OCTAVE
-        if self.measure.pure:
-            edges, per_octave = PrivateHistogram.edges(1), 1
-            sizes = (edges[:-1] * edges[1:]) ** (_WIDE / 2)
-        found = []
-        for e in np.eye(len(theta)):
-            of: Query = Gradient(theta, np.outer(e, e), self._tempering)
-            if self.measure.pure:
-                of = Root(
-                    Information(theta, np.outer(e, e), math.inf, self._tempering, "nothing"), _WIDE
-                )
-            histogram = self.measure.histogram(of, share / len(theta), per_octave)
-            counts = histogram.released
-            windows, nearby = (_WIDE_WINDOWS, 1) if self.measure.pure else (_WINDOWS, _NEARBY)
-            seen = _seen(counts, histogram.sd, windows, nearby)
-            found.append(max(float(counts[seen] @ sizes[seen]), 0.0))
-        return np.array(found)
+        d = len(theta)
+        found = np.array([self._square(theta, e, share / d) for e in np.eye(d)])
+        unseen = found == 0
+        if unseen.any() and not self.measure.pure:
+            found[unseen] = self._square(theta, unseen, share / d) / unseen.sum()
+        return found
+
+    def _square(self, theta: Vector, which: Vector, share: float) -> float:
+        """Sum of the squares of units' scores in some parameters together; 0 where nothing stands out of the noise."""
+        V, T, pure = np.diag(which).astype(float), self._tempering, self.measure.pure
+        of: Query = Gradient(theta, V, T)
+        if pure:
+            of = Root(Information(theta, V, math.inf, T, "nothing"), _WIDE)
+        per_octave, power = (1, _WIDE / 2) if pure else (BINS_PER_OCTAVE, 1.0)
+        windows, nearby = (_WIDE_WINDOWS, 1) if pure else (_WINDOWS, _NEARBY)
+        edges = PrivateHistogram.edges(per_octave)
+        histogram = self.measure.histogram(of, share, per_octave)
+        counts, sizes = histogram.released, (edges[:-1] * edges[1:]) ** power
+        seen = _seen(counts, histogram.sd, windows, nearby)
+        return max(float(counts[seen] @ sizes[seen]), 0.0)
 
 
 def _seen(counts: Vector, sd: float, windows: tuple[int, ...], nearby: int) -> Vector:
