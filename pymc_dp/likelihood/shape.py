@@ -49,6 +49,13 @@ class Shape(NamedTuple):
             for e, r in zip(self.p + np.cumsum(widths), widths, strict=True)
         ]
 
+    def by_columns(self, values: Vector) -> Vector:
+        """Of numbers that units see, shape (..., q), those of tables' columns, shape (..., r): added up where a unit uses two rows of a table."""
+        found = [np.zeros((*values.shape[:-1], r)) for _, r in self.tables]
+        for k, columns in zip(self.uses, self.columns, strict=True):
+            found[k] += values[..., columns]
+        return np.concatenate(found, axis=-1)
+
     def parts(self, psi: Vector) -> list[Vector]:
         """φ, and tables of shape (groups, columns), of a vector of length n or of a matrix with so many rows."""
         return [psi[: self.p], *self.of_rows(psi[self.p :])]

@@ -15,7 +15,7 @@ from pymc_dp.records.queries import Units, UnitTerms, Vector, finite_scores
 
 _OBSERVED = 0.25
 """Times which observed squares are asked for beside expected ones: tails of outcomes make them so many times as long, and one bound is for both. Half and twice as
-much: `benchmarks/hierarchical_constants.py`."""
+much: `benchmarks/hierarchical_constants.py`, not run yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,13 +232,10 @@ class Steepness:
         """See :class:`~pymc_dp.records.queries.Query`."""
         of_all(units)
         of, shape = self.of, self.of.shape
-        for chunk in records.scores(of.theta):
+        for chunk in of.scores(records):
             z = finite_scores(of.applied(chunk.observed, chunk)[None])
-            simulated = finite_scores(of.applied(chunk.simulated, chunk))[..., : shape.q]
+            left, squares = (z * np.stack([of.clipped(z), z]))[:, 0]
+            simulated = finite_scores(of.applied(chunk.simulated, chunk))
             information = np.einsum("kn,knd->nd", chunk.weights, simulated**2) / of.tempering
-            observed = (z * np.stack([of.clipped(z), z]))[:, 0, :, : shape.q]
-            each = np.concatenate([_OBSERVED * observed, information[None]])
-            sums = [np.zeros((*each.shape[:2], r)) for _, r in shape.tables]
-            for k, columns in zip(shape.uses, shape.columns, strict=True):
-                sums[k] += each[..., columns]
-            yield np.concatenate([*np.concatenate(sums, axis=2)], axis=1)
+            each = (_OBSERVED * left, _OBSERVED * squares, information)
+            yield np.concatenate([shape.by_columns(x) for x in each], axis=1)

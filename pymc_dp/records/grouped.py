@@ -148,7 +148,7 @@ class GroupScore:
         """See :class:`~pymc_dp.records.queries.Query`."""
         of_all(units)
         shape = self.shape
-        for of in records.scores(self.theta, self.other and self.other.theta):
+        for of in self.scores(records):
             values = self.applied(of.observed, of)
             if self.bound < math.inf:
                 values = self.clipped(finite_scores(values[None]))[0]
@@ -164,6 +164,10 @@ class GroupScore:
             totals = np.broadcast_to(np.arange(shape.n, self.dimension), (len(values), self.totals))
             yield Sparse(values, np.hstack([common, *rows, totals]))
 
+    def scores(self, records: UnitTerms) -> Iterator[Scores]:
+        """Of chunks of units, at both places: whoever asks for the same ones next finds them kept."""
+        return records.scores(self.theta, self.other and self.other.theta)
+
     def applied(self, scores: Vector, of: Scores) -> Vector:
         """Scores, shape (..., units, q), in the coordinates in which they are clipped, and what they add to totals."""
         z = self.tempering * self.preconditioner.applied(scores, of.rows, self.shape)
@@ -173,10 +177,8 @@ class GroupScore:
         """What scores, shape (..., units, q), add to totals."""
         if not self.totals:
             return z[..., :0]
-        parts = [np.zeros((*z.shape[:-1], r)) for _, r in self.shape.tables]
-        for k, columns in zip(self.shape.uses, self.shape.columns, strict=True):
-            parts[k] += z[..., columns] / math.sqrt(self.shape.tables[k][0])
-        return np.concatenate(parts, axis=-1)
+        groups, columns = np.transpose(self.shape.tables)
+        return np.asarray(self.shape.by_columns(z) / np.sqrt(np.repeat(groups, columns)))
 
     def _factors(self, z: Vector) -> Iterator[tuple[slice, Vector]]:
         """What clips every part of scores, shape (..., units), the first of all to be kept first."""

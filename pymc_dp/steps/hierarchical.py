@@ -217,7 +217,7 @@ def _judged(found: GroupPosterior, law: LawModel, attenuated: Vector) -> Diagnos
 
 
 _DOUBTED = (
-    "Of what all records share too little was learnt: by the draws' own intervals a record's log-likelihood may be off by {:.2f} of its standard deviations, which is too far "
+    "Of what all records share too little was learnt: by the draws' own intervals a record's log-likelihood may be off by {:.2f} nats, which is too far "
     "for a normal law. It takes more records, a larger `epsilon`, or priors that say more."
 )
 _MULTIPLIED = (

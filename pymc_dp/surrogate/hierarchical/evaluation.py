@@ -35,7 +35,7 @@ _LONGEST_SQUARE = 1.5
 and twice: `benchmarks/hierarchical_constants.py`, not run yet."""
 
 _LEAST_KEPT = 0.2
-"""What clipping leaves of a column's scores, at least."""
+"""What clipping leaves of a column's scores, at least: a guard. Half and twice: `benchmarks/hierarchical_constants.py`, not run yet."""
 
 
 class Curvature(NamedTuple):

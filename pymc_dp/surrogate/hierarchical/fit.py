@@ -59,8 +59,8 @@ class GroupSettings:
     nowhere: float = 30.0
     """No move is longer than this, in the same, but from noise."""
     lost: float = 0.35
-    """Where the last move was longer than that, nothing was found; and where what all records share may be so far off, next to nothing: 2,287 pupils of 131 schools and 3,435 of 148 × 19
-    are .4 to .8 off at ε = 1, .2 to .4 at 3, and those of groups' benchmark and other real ones .01 to .06 (drafts, on no page)."""
+    """Where the last move was longer than that, nothing was found; and where what all records share may be so far off, next to nothing: 3,435 pupils of 148 × 19 schools may be
+    .5 to .8 off at ε = 1, 2,287 of 131 .2 to .7 at 3, and those of groups' benchmark and other real ones .01 to .06 (2 to 8 runs each, on no page; other values were not tried)."""
     surprising: float = 3.0
     """Sds by which the last query may move what all records share, root mean square: of two parameters chance does it once in 8,000 runs."""
     information: float = 0.3
@@ -112,7 +112,7 @@ class GroupPosterior(NamedTuple):
     privacy_shifts : ndarray, shape (n,)
         How far privacy noise moves every entry of ψ, in standard deviations.
     doubt : float
-        How far what all records share may be from the mode, in a record's own standard deviations.
+        How far what all records share may be from the mode, in a record's own standard deviations, root mean square: nats by which its log-likelihood may be off.
     evaluations : int
     """
 

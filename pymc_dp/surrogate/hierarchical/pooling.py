@@ -17,7 +17,8 @@ _ROOTS = np.geomspace(0.01, 3.0, 40)
 """Of the scale of doubts, the roots that are tried, a seventh apart: beyond, their prior density is a ninetieth of the highest."""
 
 _STEEPEST = 3.0
-"""Of the logarithm of what a gradient is made longer or shorter by, the largest: guards against none being seen."""
+"""Of the logarithm of what a gradient is made longer or shorter by, the largest: a guard, where next to nothing is seen. Half and twice:
+`benchmarks/hierarchical_constants.py`, not run yet."""
 
 
 def pooled(

@@ -98,9 +98,8 @@ def _with_totals(o: Curvature, where: Sequence[NDArray[np.int64]], shape: Shape)
         first = [i[:: f.shape[2]] for i, use in zip(where, shape.uses, strict=True) if use == k]
         constant = f[0, :, 0]
         total = sum(o.shared[np.ix_(i, i)] for i in first) / np.outer(constant, constant)
-        of_rows, of_total = len(x) * o.sd["rows"] ** 2, len(first) * o.sd["shared"] ** 2
-        part = of_rows / (of_rows + of_total)
-        found.append(x + part * (total - x.sum(axis=0)) / len(x))
+        noise = len(first) * (o.sd["shared"] / o.sd["rows"]) ** 2
+        found.append(x + (total - x.sum(axis=0)) / (len(x) + noise))
     return found
 
 
