@@ -256,12 +256,14 @@ def _template(model: pm.Model, u: Variable, panel: Panel) -> _Template:
     terms, mean, spread, *laws = with_rows([terms, mean, spread, *rvs], known)
     if panel.person:
         terms, *laws = with_rows([terms, *laws], _read_by_person([terms, *laws], rows[-1]))
-    free = [rv.name for rv in model.free_RVs if rv is not u]
-    rowless = [v for v in ancestors([terms, mean, spread, *laws]) if v in model.data_vars]
+    # What nothing reads is the prior's own business, as a scale of groups' effects: a law that had it as an input would seem to read it.
+    used = list(ancestors([terms, mean, spread, *laws]))
+    free = zip(parameters, model.free_RVs, strict=True)
+    inputs = {v: rv.name for v, rv in free if v in used and rv is not u}
+    inputs |= {v: v.name for v in used if v in model.data_vars}
     return _Template(
-        terms, laws, mean, spread, rows, length, parameters[k],
-        [*parameters[:k], *parameters[k + 1 :], *rowless], [*free, *(v.name for v in rowless)],
-    )  # fmt: skip
+        terms, laws, mean, spread, rows, length, parameters[k], list(inputs), list(inputs.values())
+    )
 
 
 def _read_by_person(outputs: Sequence[Variable], person: Variable) -> dict[Variable, Variable]:

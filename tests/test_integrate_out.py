@@ -15,6 +15,7 @@ import pymc_dp as dp
 from pymc_dp.compat import ancestors, groups_of
 from pymc_dp.exceptions import PrivacyConfigurationError, UnsupportedModelError
 from pymc_dp.quadrature import log_expectation
+from pymc_dp.surrogate.normal.read_part import read_part
 
 FAST = {"mode": "FAST_COMPILE"}
 PEOPLE = 20
@@ -407,6 +408,20 @@ def answered(people, items, draws):
 def test_items_that_each_person_answers_are_no_groups_of_persons():
     model, _ = answered(30, 16, np.random.default_rng(11))
     assert dp.compile(model).cut is None
+
+
+def test_what_no_record_reads_is_no_input_of_a_persons_law():
+    """Scales of other groups' effects are the prior's own business: searched for with the effects, both would go to 0 together."""
+    school = np.arange(len(who)) % 4
+    with pm.Model(coords={"person": range(PEOPLE)}) as model:
+        mu, tau = pm.Normal("mu"), pm.HalfNormal("tau")
+        level = pm.Normal("level", 0, pm.HalfNormal("apart"), shape=4)
+        eta = pm.Normal("u", mu, tau, dims="person")[who] + level[school]
+        pm.Normal("y", eta, 0.5, observed=score)
+    compiled = dp.compile(dp.integrate_out(model, "u"), compile_kwargs=FAST)
+    levels = [f"level[{k}]" for k in range(4)]
+    assert sorted(read_part(compiled).labels) == sorted(["mu", "tau (log)", *levels])
+    assert "apart (log)" in compiled.parameters.labels
 
 
 @pytest.mark.slow

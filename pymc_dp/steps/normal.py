@@ -106,11 +106,12 @@ class NormalFamily:
 
     @cached_property
     def _conditional(self) -> ConditionalLaw | None:
-        """What draws, if the likelihood reads other numbers than entries of θ."""
-        if self._part is None or not isinstance(self._part.of, Cut):
+        """What draws, if the likelihood reads a part of θ only, or other numbers, and the rest decides how these lie."""
+        if self._part is None:
             return None
         with compiling():
-            return ConditionalLaw(self._compiled, self._part)
+            law = ConditionalLaw(self._compiled, self._part)
+        return law if law.covers_funnels or isinstance(self._part.of, Cut) else None
 
     def last_sum(self, mu: float, n_units: int | None) -> tuple[int, float] | None:
         """See :class:`~pymc_dp.steps.family.Family`."""
@@ -205,16 +206,17 @@ class NormalFamily:
 
         told = "compiling what was released, and drawing from it: no data are read any more"
         if self._conditional is not None:
-            conditional = self._conditional
+            conditional, labels = self._conditional, compiled.parameters.labels
+            text = of.whole(found).posterior.law.to_json(labels) if isinstance(of, Entries) else ""
             self.surrogate = found = conditional.judged(found)
             at_once = partial(conditional.approximated, draws, chains, _SEED)
-            self.finish = lambda: Drawn(at_once(), judged(_CUT_SHORT))
+            self.finish = lambda: Drawn(at_once(), judged(_CUT_SHORT), text)
             diagnostics = judged()
             stage(told)
             if not found.arrived:  # the prior need not be proper
-                return Drawn(at_once(), diagnostics)
+                return Drawn(at_once(), diagnostics, text)
             sampled = conditional.sample(draws, chains, _SEED, self._nuts_sampler)
-            return Drawn(sampled, diagnostics)
+            return Drawn(sampled, diagnostics, text)
         self.surrogate = surrogate = of.whole(found) if isinstance(of, Entries) else found
         text = surrogate.posterior.law.to_json(compiled.parameters.labels)
         self.finish = lambda: Drawn(

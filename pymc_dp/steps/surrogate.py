@@ -29,7 +29,6 @@ from pymc_dp.exceptions import (
 )
 from pymc_dp.interrupts import deferred
 from pymc_dp.linalg import Vector
-from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.events import Event, Pure
 from pymc_dp.privacy.filter import LEAST_SHARE, part_of
 from pymc_dp.privacy.guarantee import at_most
@@ -45,6 +44,7 @@ from pymc_dp.steps.polynomial import PolynomialFamily
 from pymc_dp.steps.run import remember
 from pymc_dp.surrogate.normal.draws import sampler_at_hand
 from pymc_dp.surrogate.normal.fit import least_pure_epsilon
+from pymc_dp.surrogate.normal.read_part import can_be_summed
 
 _log = logging.getLogger("pymc.dp")
 
@@ -178,7 +178,7 @@ class DPSurrogate(PrivateStep):
             return PolynomialFamily(compiled, self._tempering)
         if name == "auto" and has_groups(compiled):
             # Where effects of a table are not normal, all parameters' information is better, if they are not too many for it.
-            few = d * (d + 1) <= MAX_DIMENSION
+            few = can_be_summed(d)
             name = "normal" if few and not groups_are_normal(compiled) else "hierarchical"
         if name == "hierarchical":
             if not has_groups(compiled):
@@ -189,7 +189,7 @@ class DPSurrogate(PrivateStep):
             return HierarchicalFamily(*settings)
         few = name == "auto" and d <= MOST_CURVED
         family = (AutomaticFamily if few else NormalFamily)(*settings, units_known)
-        if family.d * (family.d + 1) > MAX_DIMENSION:
+        if not can_be_summed(family.d):
             raise UnsupportedModelError(
                 f"A normal surrogate needs the information in all {family.d} numbers that the likelihood reads, and these are too many for it. If they are of "
                 "groups, write `pm.Normal('a', mu, tau, dims='group')`, read as `a[group]`, one array for each effect; if "

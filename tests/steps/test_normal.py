@@ -26,6 +26,7 @@ from pymc_dp.records.curator import Curator
 from pymc_dp.records.measurements import PaidMeasurements
 from pymc_dp.records.queries import Gradient, Information, NormExceeds, Score
 from pymc_dp.records.sums import LocalRecords
+from pymc_dp.surrogate.normal.evaluation import Evaluator
 from pymc_dp.surrogate.normal.fit import fit_normal
 from pymc_dp.surrogate.normal.law import Law, posterior_of
 
@@ -430,6 +431,48 @@ def test_categories_that_no_histogram_shows_do_not_spoil_the_rest(neighbours, se
     measure = measured(records, 1.25 if neighbours is SUBSTITUTE_ONE else 2.5, seed, neighbours)
     r = fit_normal(measure, prior, np.zeros(26)).posterior
     assert np.abs((r.mean - mean) / np.sqrt(np.diag(r.covariance))).max() < 4
+
+
+def cells(n, rng, outcome):
+    """Forty cells of a few records each, and three covariates of which all tell."""
+    cell, X = rng.integers(40, size=n), rng.normal(size=(n, 3)) * [1.0, 3.0, 0.3]
+    level = rng.normal(0, 0.3, size=40)
+    eta = level[cell] + X @ [0.3, 0.1, 0.5]
+    with pm.Model() as model:
+        u, b = pm.Normal("u", 0, 1, shape=40), pm.Normal("b", 0, 1, shape=3)
+        outcome(u[pm.Data("cell", cell)] + pm.Data("X", X) @ b, eta)
+    return model
+
+
+def test_where_noise_hides_every_parameter_all_of_them_have_a_unit():
+    """Together units are seen: in the prior's units a search of forty-three numbers begins up to a hundred times too far away."""
+    rng, n = np.random.default_rng(12), 6_000
+
+    def counted(eta, at):
+        pm.Poisson("y", pm.math.exp(eta), observed=pm.Data("Y", rng.poisson(np.exp(at))))
+
+    records = records_of(cells(n, rng, counted), COMPILED)
+    for seed in range(3):
+        found = Evaluator(measured(records, 4.0, seed), n, 1.0).squares(np.zeros(43), 0.01)
+        assert (found > 30).all()
+
+
+def test_where_counts_show_that_units_are_longer_than_the_model_says_less_of_them_is_clipped():
+    """Counts that vary more than Poisson's: what is clipped moves all cells one way, by 2.6 of their own sds if it may be as long as all noise."""
+    rng, n = np.random.default_rng(13), 8_000
+
+    def varying(eta, at):
+        y = rng.poisson(np.exp(at + rng.normal(size=n)))
+        pm.Poisson("y", pm.math.exp(eta), observed=pm.Data("Y", y))
+
+    model = cells(n, rng, varying)
+    records, prior = records_of(model, COMPILED), PublicLogDensity(ParameterSpace(model), FAST)
+    exact = fit_normal(measured(records, 1e-3, 1), prior, np.zeros(43)).posterior.mean
+    off = []
+    for seed in range(3):
+        r = fit_normal(measured(records, 2.0, seed), prior, np.zeros(43)).posterior
+        off.append((r.mean - exact) / np.sqrt(np.diag(r.covariance)))
+    assert np.sqrt(np.mean(np.square(off))) < 2.2
 
 
 @pytest.mark.parametrize("neighbours", [SUBSTITUTE_ONE, ADD_OR_REMOVE])

@@ -115,6 +115,30 @@ def test_of_products_with_scales_the_likelihood_reads_the_products():
     assert part.labels == ["sigma (log)", *(f"(tau, lam, z)[{k}]" for k in range(COEFFICIENTS))]
 
 
+def test_beside_products_effects_whose_sum_is_zero_are_what_they_are_made_of():
+    """Of seven numbers one follows from the others, so that not all values have a way back."""
+    with pm.Model() as model:
+        u = pm.HalfNormal("tau") * pm.Normal("z", shape=GROUPS)
+        w = pm.ZeroSumNormal("w", pm.HalfNormal("sd"), shape=7)
+        g, h = (pm.Data(f"G{k}", np.arange(70) % k) for k in (GROUPS, 7))
+        pm.Normal("y", u[g] + w[h], 1, observed=pm.Data("Y", np.zeros(70)))
+    compiled = dp.compile(model, compile_kwargs=FAST)
+    part = read_part(compiled)
+    made_of = [f"(tau, z)[{k}]" for k in range(GROUPS)] + [f"w[{k}] (zerosum)" for k in range(6)]
+    assert sorted(part.labels) == sorted(made_of)
+    assert ConditionalLaw(compiled, part).covers_funnels
+
+
+def test_effects_with_tails_are_not_drawn_given_their_scale():
+    with pm.Model() as model:
+        b, tau = pm.Normal("b"), pm.HalfNormal("tau")
+        u = pm.StudentT("u", 4, sigma=tau, shape=GROUPS)
+        eta = b + u[pm.Data("G", np.arange(60) % GROUPS)]
+        pm.Normal("y", eta, 1, observed=pm.Data("Y", np.zeros(60)))
+    compiled = dp.compile(model, compile_kwargs=FAST)
+    assert not ConditionalLaw(compiled, read_part(compiled)).covers_funnels
+
+
 def test_numbers_that_not_all_values_are_a_way_back_from_are_no_part():
     """A rate that is above 0 would be searched as if it could be anything."""
     with pm.Model() as model:
@@ -148,21 +172,31 @@ def test_scores_in_what_is_read_are_slopes_of_the_log_likelihood_in_it():
     np.testing.assert_allclose(again, found, rtol=1e-7, atol=1e-9)
 
 
-def test_draws_given_hyperparameters_are_those_of_the_law_times_the_prior():
-    """Of ``z * tau``, with the integral over τ and z done on a grid."""
+WRITTEN = {
+    "scaled": (lambda tau: tau * pm.Normal("u", shape=2), 2),
+    "centred": (lambda tau: pm.Normal("u", 0, tau, shape=2), 2),
+    "zero sum": (lambda tau: pm.ZeroSumNormal("u", tau, shape=3), 3),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_draws_given_hyperparameters_are_those_of_the_law_times_the_prior(written):
+    """Of effects however they are written, with the integral over τ and them done on a grid: two numbers that are N(0, τ²)."""
+    effects, columns = WRITTEN[written]
     with pm.Model() as model:
-        tau, z = pm.HalfCauchy("tau", 0.5), pm.Normal("z", shape=2)
-        b = pm.Normal("b", 1, 2)
-        eta = b + pt.dot(pm.Data("X", np.ones((30, 2))), tau * z)
+        tau, b = pm.HalfCauchy("tau", 0.5), pm.Normal("b", 1, 2)
+        eta = b + pt.dot(pm.Data("X", np.ones((30, columns))), effects(tau))
         pm.Normal("y", eta, 1, observed=pm.Data("Y", np.zeros(30)))
     compiled = dp.compile(model, compile_kwargs=FAST)
     part = read_part(compiled)
-    assert part.labels == ["b", "(tau, z)[0]", "(tau, z)[1]"]
+    of = {"scaled": "(tau, u)[{}]", "centred": "u[{}]", "zero sum": "u[{}] (zerosum)"}[written]
+    assert part.labels == ["b", of.format(0), of.format(1)]
     rng = np.random.default_rng(0)
     J, S = np.diag([4.0, 9.0, 25.0]), np.diag([1.0, 3.0, 5.0])
     J[0, 1] = J[1, 0] = 2.0
     law = Law(np.array([0.5, 0.2, 0.4]), rng.normal(0, 3, 3), J, S)
     conditional = ConditionalLaw(compiled, part)
+    assert conditional.covers_funnels
     found = NormalSurrogate.known(posterior_of(law, part.prior, law.centre))
     conditional.judged(found)
     draws = conditional.sample(4000, 2, 1).reshape(8000, -1)

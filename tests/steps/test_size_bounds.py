@@ -146,6 +146,14 @@ def test_a_balanced_bound_makes_noise_and_all_that_is_clipped_least(noise, sizes
         assert said == pytest.approx(np.interp(found, bounds, clipped), abs=0.25 * noise * found)
 
 
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_what_units_seem_to_know_beyond_a_bound_is_added_up(sizes):
+    for bound in np.quantile(sizes, [0.5, 0.9, 0.99]):
+        exact = float(np.maximum(sizes - bound, 0) @ sizes)
+        # Sizes within a bin, a factor of √2 wide, are its middle's.
+        assert Tail(counts_of(sizes), 0.0).lost(bound) == pytest.approx(exact, rel=0.25)
+
+
 def test_few_units_do_not_set_the_bound_of_all():
     """But for a tenth of their length and less, noise would be all that is known of the other parameters."""
     sizes = SIZES["a few that alone tell of a parameter"]

@@ -98,6 +98,15 @@ class Tail:
         excess += max(c[k], 0) * (1 - part) * (self._edges[k] * ratio / size - 1) / 2
         return size, min(excess / max(number, 1e-9), 1.0)
 
+    def lost(self, bound: float) -> float:
+        r"""Information that units seem to tell and clipping takes, as far as counts stand out of the noise: the sum of :math:`(z - b)^+ z`.
+
+        In coordinates in which all information in a direction is 1, units that are as long as the model says lose about that, or less.
+        """
+        shown = slice(0, self._last + 1)
+        sizes = self._edges[shown] * math.sqrt(2 ** (1 / BINS_PER_OCTAVE))
+        return float(self._counts[shown] @ (np.maximum(sizes - bound, 0) * sizes))
+
     def balanced(self, noise: float, most: float) -> tuple[float, float]:
         r"""The bound at which noise and what is clipped, if all of that points one way, are least in squares; and the latter, in posterior sds.
 

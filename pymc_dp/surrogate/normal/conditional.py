@@ -18,12 +18,14 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pymc.distributions.multivariate import ZeroSumNormalRV
+from pymc.distributions.transforms import ZeroSumTransform
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV
 
-from pymc_dp.compat import lower_named_dims
+from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.likelihood.compilation import interpreted
 from pymc_dp.likelihood.compiled import CompiledModel
 from pymc_dp.likelihood.parameters import ParameterSpace
@@ -124,7 +126,16 @@ class ConditionalLaw:
             np.zeros(0, np.int64), *(at.ravel() for name, at in places.items() if name not in names)
         ])  # fmt: skip
         self._centre, self._root = parameters.start[self._rest], np.eye(len(self._rest))
-        self._q = q
+        self._q, self._normal = q, normal
+
+    @property
+    def covers_funnels(self) -> bool:
+        """Whether all that the likelihood reads, and whose prior has parameters of its own, is normal given them: so that the density of the rest has a mode."""
+        model = self._compiled.model
+        read = set(ancestors(model.observed_RVs, blockers=model.free_RVs))
+        left = [v for v in model.free_RVs if v in read and v not in self._normal]
+        given = [x for v in left for x in ancestors(v.owner.op.dist_params(v.owner))]
+        return self._q > 0 and not set(given).intersection(model.free_RVs)
 
     def judged(self, found: NormalSurrogate) -> NormalSurrogate:
         """Take the law that was found, and judge it by the prior that it makes of hyperparameters: a search takes one for all of them.
@@ -190,9 +201,11 @@ class ConditionalLaw:
 
 
 def _is_normal(model: pm.Model, rv: Variable) -> bool:
-    op = rv.owner.op
+    op, transform = rv.owner.op, model.rvs_to_transforms[rv]
+    if isinstance(op, ZeroSumNormalRV):  # its values, one fewer, are independent
+        return isinstance(transform, ZeroSumTransform)
     one_covariance = isinstance(op, MvNormalRV) and op.dist_params(rv.owner)[1].type.ndim == 2
-    return model.rvs_to_transforms[rv] is None and (isinstance(op, NormalRV) or one_covariance)
+    return transform is None and (isinstance(op, NormalRV) or one_covariance)
 
 
 def _is_normal_given_rest(split: _Split, psi: Variable, density: Variable) -> bool:
@@ -235,14 +248,16 @@ def _split(parameters: ParameterSpace, normal: Sequence[Variable]) -> _Split:
         shape = parameters.shapes[value.name]
         part = noise[start : (start := start + sizes[value.name])].reshape(shape)
         law = model.replace_rvs_by_values(list(rv.owner.op.dist_params(rv.owner)))
-        mean, spread = clone_replace(
+        first, spread = clone_replace(
             [lower_named_dims(v) for v in law], values, rebuild_strict=False
         )
-        if isinstance(rv.owner.op, NormalRV):
-            found, scale = mean + spread * part, pt.broadcast_to(spread, shape)
+        if isinstance(rv.owner.op, ZeroSumNormalRV):
+            found, scale = first * part, pt.broadcast_to(first, shape)
+        elif isinstance(rv.owner.op, NormalRV):
+            found, scale = first + spread * part, pt.broadcast_to(spread, shape)
         else:
             root = pt.linalg.cholesky(spread)
-            found, scale = mean + part @ root.T, pt.broadcast_to(pt.diag(root), shape)
+            found, scale = first + part @ root.T, pt.broadcast_to(pt.diag(root), shape)
         values[value] = value.type.filter_variable(found.reshape(shape))
         log_scale += pt.sum(pt.log(scale))
     theta = pt.concatenate([values[v].astype("float64").ravel() for v in model.value_vars])

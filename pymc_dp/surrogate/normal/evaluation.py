@@ -43,6 +43,13 @@ _WITHOUT_SIZE = 20
 """First bins, of sizes below 2^-50: parameters that no record tells of."""
 
 
+_ONE_WAY = 3.0
+"""In sds of the noise in one direction, what clipping may take there, if all of it points one way, where counts show that units are longer than the model
+says; where they do not, √d of them. Of wages in 46 numbers what is clipped lowers log α by 4.8 of its own sds at ε = 1 without, by 2.6 with this; of counts of
+visits in 44, all are off by 1.5 and .9 (4 and 5 noises). With twice and half as much errors in visits are .98 and .69 of those without, with this .82; but with half as much 3 of 5 runs of
+students' days in 30 numbers are not usable at ε = 3, all with this. Of 50 right coefficients errors are the same (6 runs): next to nothing is lost in them."""
+
+
 _USUAL_CLIPPED = 3.0
 """Where sizes are not asked for: of a bound of c√(d/n), which is c root mean squares of scores in whitened coordinates, the error
 is about so many posterior sds over c³, as of an estimate that uses its data less well. The bound makes that and noise, which is as c,
@@ -154,7 +161,7 @@ class Evaluator:
             Ask for scores at the end, for all that the share leaves.
         """
         d, T, measure = len(theta), self._tempering, self.measure
-        usual = math.sqrt(d / self.n_units)
+        usual, ways = math.sqrt(d / self.n_units), float(d)
         of_sizes = share * parts.sizes
         for_scores, for_information = share * parts.scores, share * parts.information
 
@@ -167,7 +174,11 @@ class Evaluator:
                 if by_last_sum
                 else measure.noise_sd(1.0, for_scores, d)
             )
-            b, clipped = Tail(*pooled(sizes)).balanced(math.sqrt(d) * sd, self.n_units / 3)
+            lengths, most = Tail(*pooled(sizes)), self.n_units / 3
+            b, clipped = lengths.balanced(math.sqrt(ways) * sd, most)
+            if before:  # coordinates are about white
+                ways = max(min(d, _ONE_WAY**2), d / max(1.0, lengths.lost(b)))
+                b, clipped = lengths.balanced(math.sqrt(ways) * sd, most)
             b = max(b, least[0], SHORTEST * usual)
         else:
             b = (
@@ -206,7 +217,7 @@ class Evaluator:
             kept = np.diag(rest)
         if by_last_sum:
             score, noise = measure.last_sum(Score(theta, V, b, T), b)
-        off = clipped / math.sqrt(d) if sizes else noise / math.sqrt(3)
+        off = clipped / math.sqrt(ways) if sizes else noise / math.sqrt(3)
         return Evaluation(
             theta, V, b, score, noise, math.hypot(noise, off), information, kept,
             parts.kept == "diagonal", information_sd, largest, C, sizes,
@@ -226,15 +237,15 @@ class Evaluator:
         By a histogram for each: what units parameters are in, before anything else is known. At a pure ε of the squares that the
         model expects, which are the information, in bins that are wide: counts are dear, and what they say is scaled soon.
 
-        Of a category few units tell, and noise hides them. One more histogram, of scores in all such parameters together, says what they
-        have in the mean. With the prior's units, in which the posterior is many times narrower, these scores alone would make the length
+        Of a category few units tell, and noise hides them. One more histogram, of scores in all such parameters together and of as large a share as all others have, says what they
+        have in the mean: of 44 numbers and 6,127 people at ε = 1 one of a smaller share saw nothing in 2 of 3 runs. With the prior's units, in which the posterior is many times narrower, these scores alone would make the length
         of a unit's: of 32 categories and three covariates at ε = 1 the covariates were six to eight of their own sds off.
         """
         d = len(theta)
         found = np.array([self._square(theta, e, share / d) for e in np.eye(d)])
         unseen = found == 0
         if unseen.any() and not self.measure.pure:
-            found[unseen] = self._square(theta, unseen, share / d) / unseen.sum()
+            found[unseen] = self._square(theta, unseen, share) / unseen.sum()
         return found
 
     def _square(self, theta: Vector, which: Vector, share: float) -> float:

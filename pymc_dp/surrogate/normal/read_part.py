@@ -22,6 +22,7 @@ from pymc_dp.likelihood.cut import Cut
 from pymc_dp.likelihood.reading import Place, Reading
 from pymc_dp.likelihood.simulated import Scores
 from pymc_dp.linalg import Vector, floored
+from pymc_dp.privacy.clipping import MAX_DIMENSION
 from pymc_dp.privacy.histogram import PrivateHistogram
 from pymc_dp.records.measurements import Measurements
 from pymc_dp.records.queries import Query, Root, Units, UnitTerms, sizes
@@ -227,6 +228,11 @@ class ReadPart:
         return ", ".join(named) + (" and others" if len(self.labels) > most else "")
 
 
+def can_be_summed(d: int) -> bool:
+    """Whether the information in so many numbers, and what scores keep of it, are one vector that can be clipped and summed."""
+    return d * (d + 1) <= MAX_DIMENSION
+
+
 def read_part(compiled: CompiledModel, entries_only: bool = False) -> ReadPart | None:
     """What the likelihood reads of θ; None if that is all of it, or if the prior cannot be drawn from.
 
@@ -246,7 +252,8 @@ def read_part(compiled: CompiledModel, entries_only: bool = False) -> ReadPart |
         for name, shape in parameters.shapes.items()
     ])  # fmt: skip
     cut = None if entries_only else compiled.read
-    numbers = None if cut is None or cut.shape.n >= mask.sum() else _curved(compiled, cut)
+    possible = cut is not None and can_be_summed(cut.shape.n - cut.shape.r)
+    numbers = _curved(compiled, cut, int(mask.sum())) if cut and possible else None
     if numbers is None and (mask.all() or not mask.any()):
         return None
     draws = _prior_draws(model, list(parameters.shapes), of_value)
@@ -273,10 +280,17 @@ def _clipped(draws: Vector) -> Vector:
     return np.clip(draws, *np.quantile(draws, [_TAIL, 1 - _TAIL], axis=0))
 
 
-def _curved(compiled: CompiledModel, cut: Cut) -> tuple[Cut, Reading] | None:
-    """What all records read, if it is not affine in θ: then a law of that is nearer to normal than one of θ."""
+def _curved(compiled: CompiledModel, cut: Cut, most: int) -> tuple[Cut, Reading] | None:
+    """What all records read, if it is fewer numbers than entries of θ and not affine in these: then a law of that is nearer to normal than one of θ."""
     rng, start = np.random.default_rng(0), compiled.parameters.start
-    reading = Reading(cut.graph.theta, cut.psi, start)
+    theta, parts = cut.graph.theta, []
+    for part in cut.psi:  # numbers of which one follows from the others, as effects whose sum is 0, have no way back: what they are made of has
+        D = Reading(theta, [part], start).derivative(start + rng.normal(size=len(start)))
+        read, rank = np.flatnonzero((D != 0).any(axis=0)), np.linalg.matrix_rank(D) if D.size else 0
+        parts.append(theta[read] if len(read) == rank < len(D) else part)
+    reading = Reading(theta, parts, start)
+    if len(reading.start) >= most:
+        return None
     first, second = (reading.derivative(start + rng.normal(size=len(start))) for _ in range(2))
     return None if np.allclose(first, second, rtol=1e-9, atol=0) else (cut, reading)
 
@@ -322,7 +336,7 @@ def _labels(compiled: CompiledModel, slopes: Vector) -> list[str]:
             for name, at in found.items()
             if len(at) == 1 < places[name].size
         ]
-        labels.append(f"({', '.join(found)})[{own[0] if own else j}]")
+        labels.append(f"({', '.join(found)})[{max(own, key=len) if own else j}]")
     return labels
 
 
