@@ -73,6 +73,7 @@ benchmarks: $(VENV)/.ready-benchmarks $(VENV)-diffprivlib/.ready
 	$(BIN)/python benchmarks/surrogate_constants.py
 	$(BIN)/python benchmarks/hierarchical_constants.py --workers 2
 	$(BIN)/python benchmarks/lost_searches.py --workers 2
+	$(BIN)/python benchmarks/tails.py
 	$(BIN)/python benchmarks/centring.py
 	$(BIN)/python benchmarks/expected_shift.py
 	$(BIN)/python benchmarks/surrogate_limit.py --n 200000 --replications 10
