@@ -30,32 +30,33 @@ def of_tails(df):
     return outcome
 
 
-def varying(law, sd, **more):
+def varying(sd, law):
     """Counts whose logarithmic rates vary by this sd."""
 
     def outcome(eta, at, rng):
         y = rng.poisson(np.exp(at - sd**2 / 2 + sd * rng.normal(size=len(at))))
-        law(
-            "y", mu=pm.math.exp(eta), **{k: f(k) for k, f in more.items()}, observed=pm.Data("Y", y)
-        )
+        law(pm.math.exp(eta), pm.Data("Y", y))
 
     return outcome
 
 
-def alpha(name):
-    """Of a negative binomial law."""
-    return pm.HalfNormal(name, 2)
+def poisson(rate, y):
+    """Counts that vary no more than that."""
+    pm.Poisson("y", rate, observed=y)
+
+
+def negative_binomial(rate, y):
+    """Counts whose rates are gamma."""
+    pm.NegativeBinomial("y", mu=rate, alpha=pm.HalfNormal("alpha", 2), observed=y)
 
 
 OUTCOMES = {
     "t, 3 degrees of freedom, as normal": of_tails(3),
     "t, 5, as normal": of_tails(5),
     "t, 30, as normal": of_tails(30),
-    "Poisson, rates vary (sd 1), as Poisson": varying(pm.Poisson, 1.0),
-    "Poisson, as Poisson": varying(pm.Poisson, 0.0),
-    "Poisson, rates vary (sd 1.5), as negative binomial": varying(
-        pm.NegativeBinomial, 1.5, alpha=alpha
-    ),
+    "Poisson, rates vary (sd 1), as Poisson": varying(1.0, poisson),
+    "Poisson, as Poisson": varying(0.0, poisson),
+    "Poisson, rates vary (sd 1.5), as negative binomial": varying(1.5, negative_binomial),
 }
 
 

@@ -257,7 +257,7 @@ def _template(model: pm.Model, u: Variable, panel: Panel) -> _Template:
     if panel.person:
         terms, *laws = with_rows([terms, *laws], _read_by_person([terms, *laws], rows[-1]))
     # What nothing reads is the prior's own business, as a scale of groups' effects: a law that had it as an input would seem to read it.
-    used = list(ancestors([terms, mean, spread, *laws]))
+    used = dict.fromkeys(ancestors([terms, mean, spread, *laws]))
     free = zip(parameters, model.free_RVs, strict=True)
     inputs = {v: rv.name for v, rv in free if v in used and rv is not u}
     inputs |= {v: v.name for v in used if v in model.data_vars}

@@ -199,32 +199,25 @@ class NormalFamily:
         self, found: NormalSurrogate, draws: int, chains: int, notes: tuple[Note, ...] = ()
     ) -> Drawn:
         compiled, of = self._compiled, None if self._part is None else self._part.of
+        whole = of.whole(found) if isinstance(of, Entries) else found
+        law = whole.posterior.law
+        text = "" if isinstance(of, Cut) else law.to_json(compiled.parameters.labels)
+        at_once = partial(draw_normal, whole.posterior, draws, chains)
+        sample = partial(draw, whole, compiled.log_public, draws, chains, self._nuts_sampler)
+        if self._conditional is not None:
+            found = self._conditional.judged(found)
+            at_once = partial(self._conditional.approximated, draws, chains, _SEED)
+            sample = partial(self._conditional.sample, draws, chains, _SEED, self._nuts_sampler)
+        self.surrogate = found if isinstance(of, Cut) else whole
 
         def judged(*more: Note) -> Diagnostics:
             said = self.diagnosed(found)
             return replace(said, notes=(*said.notes, *notes, *more))
 
-        told = "compiling what was released, and drawing from it: no data are read any more"
-        if self._conditional is not None:
-            conditional, labels = self._conditional, compiled.parameters.labels
-            text = of.whole(found).posterior.law.to_json(labels) if isinstance(of, Entries) else ""
-            self.surrogate = found = conditional.judged(found)
-            at_once = partial(conditional.approximated, draws, chains, _SEED)
-            self.finish = lambda: Drawn(at_once(), judged(_CUT_SHORT), text)
-            diagnostics = judged()
-            stage(told)
-            if not found.arrived:  # the prior need not be proper
-                return Drawn(at_once(), diagnostics, text)
-            sampled = conditional.sample(draws, chains, _SEED, self._nuts_sampler)
-            return Drawn(sampled, diagnostics, text)
-        self.surrogate = surrogate = of.whole(found) if isinstance(of, Entries) else found
-        text = surrogate.posterior.law.to_json(compiled.parameters.labels)
-        self.finish = lambda: Drawn(
-            draw_normal(surrogate.posterior, draws, chains), judged(_CUT_SHORT), text
-        )
+        self.finish = lambda: Drawn(at_once(), judged(_CUT_SHORT), text)
         diagnostics = judged()
-        stage(told)
-        drawn = draw(surrogate, compiled.log_public, draws, chains, self._nuts_sampler)
+        stage("compiling what was released, and drawing from it: no data are read any more")
+        drawn = sample() if found.arrived else at_once()  # the prior need not be proper
         return Drawn(drawn, diagnostics, text)
 
 

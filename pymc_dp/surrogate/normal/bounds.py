@@ -82,6 +82,7 @@ class Tail:
             last = max([last, *seen[-1:]])
         self._last = last
         self._counts = np.concatenate([counts[: last + 1], _falling(counts[last:])[1:]])
+        self._middles = self._edges[: len(self._counts)] * 2 ** (0.5 / BINS_PER_OCTAVE)
         self._above = np.cumsum(self._counts[::-1])[::-1]
 
     def exceeded_by(self, number: float) -> tuple[float, float]:
@@ -91,8 +92,8 @@ class Tail:
             k -= 1
         part = float(np.clip((self._above[k] - number) / max(c[k], 1e-9), 0, 1))
         ratio = 2 ** (1 / BINS_PER_OCTAVE)
-        size, middle = float(self._edges[k] * ratio**part), self._edges[: len(c)] * math.sqrt(ratio)
-        beyond = np.maximum(c[k + 1 :], 0) * (middle[k + 1 :] / size - 1)
+        size = float(self._edges[k] * ratio**part)
+        beyond = np.maximum(c[k + 1 :], 0) * (self._middles[k + 1 :] / size - 1)
         shown, rest = np.split(beyond, [max(self._last - k, 0)])
         excess = float(shown.sum()) + min(float(rest.sum()), _UNSEEN * number)
         excess += max(c[k], 0) * (1 - part) * (self._edges[k] * ratio / size - 1) / 2
@@ -103,9 +104,8 @@ class Tail:
 
         In coordinates in which all information in a direction is 1, units that are as long as the model says lose about that, or less.
         """
-        shown = slice(0, self._last + 1)
-        sizes = self._edges[shown] * math.sqrt(2 ** (1 / BINS_PER_OCTAVE))
-        return float(self._counts[shown] @ (np.maximum(sizes - bound, 0) * sizes))
+        counts, sizes = self._counts[: self._last + 1], self._middles[: self._last + 1]
+        return float(counts @ (np.maximum(sizes - bound, 0) * sizes))
 
     def balanced(self, noise: float, most: float) -> tuple[float, float]:
         r"""The bound at which noise and what is clipped, if all of that points one way, are least in squares; and the latter, in posterior sds.

@@ -134,8 +134,8 @@ class ConditionalLaw:
         model = self._compiled.model
         read = set(ancestors(model.observed_RVs, blockers=model.free_RVs))
         left = [v for v in model.free_RVs if v in read and v not in self._normal]
-        given = [x for v in left for x in ancestors(v.owner.op.dist_params(v.owner))]
-        return self._q > 0 and not set(given).intersection(model.free_RVs)
+        given = {x for v in left for x in ancestors(v.owner.inputs)}
+        return self._q > 0 and not given.intersection(model.free_RVs)
 
     def judged(self, found: NormalSurrogate) -> NormalSurrogate:
         """Take the law that was found, and judge it by the prior that it makes of hyperparameters: a search takes one for all of them.

@@ -54,7 +54,7 @@ def draw(
     chains: int,
     nuts_sampler: str = "pymc",
 ) -> Vector:
-    """Draws of the prior times the law, by NUTS; if nothing was learnt, of its normal approximation.
+    """Draws of the prior times the law, by NUTS.
 
     Parameters
     ----------
@@ -72,8 +72,6 @@ def draw(
         Of θ.
     """
     posterior, law = surrogate.posterior, surrogate.posterior.law
-    if not surrogate.arrived:  # the prior need not be proper
-        return draw_normal(posterior, draws, chains)
     mean, R = posterior.mean, power(posterior.covariance, 0.5)
     slope, precision = R.T @ (law.k - law.K @ (mean - law.centre)), R.T @ law.K @ R
     # What was released is an input of the compiled function and no part of it, so that the next run finds it in PyTensor's

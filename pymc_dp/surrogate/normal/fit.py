@@ -25,7 +25,7 @@ from pymc_dp.surrogate.normal.model import NormalSurrogate
 OF_COUNT = 1e-4
 """Share of the number of units, where that is private: it sets scales only."""
 _OF_UNITS = 0.01
-"""Share of the units of parameters, at the start."""
+"""Share of the units of parameters, at the start; as much again where noise hides some of them."""
 _SEARCH = 0.4
 """Share from which on the search is broken off."""
 _QUERY = 0.005, 0.03

@@ -252,6 +252,7 @@ def read_part(compiled: CompiledModel, entries_only: bool = False) -> ReadPart |
         for name, shape in parameters.shapes.items()
     ])  # fmt: skip
     cut = None if entries_only else compiled.read
+    # Of effects whose sum is 0 one number of every column follows from the others.
     possible = cut is not None and can_be_summed(cut.shape.n - cut.shape.r)
     numbers = _curved(compiled, cut, int(mask.sum())) if cut and possible else None
     if numbers is None and (mask.all() or not mask.any()):
@@ -283,12 +284,16 @@ def _clipped(draws: Vector) -> Vector:
 def _curved(compiled: CompiledModel, cut: Cut, most: int) -> tuple[Cut, Reading] | None:
     """What all records read, if it is fewer numbers than entries of θ and not affine in these: then a law of that is nearer to normal than one of θ."""
     rng, start = np.random.default_rng(0), compiled.parameters.start
-    theta, parts = cut.graph.theta, []
-    for part in cut.psi:  # numbers of which one follows from the others, as effects whose sum is 0, have no way back: what they are made of has
-        D = Reading(theta, [part], start).derivative(start + rng.normal(size=len(start)))
-        read, rank = np.flatnonzero((D != 0).any(axis=0)), np.linalg.matrix_rank(D) if D.size else 0
-        parts.append(theta[read] if len(read) == rank < len(D) else part)
+    theta, parts = cut.graph.theta, list(cut.psi)
     reading = Reading(theta, parts, start)
+    first = reading.derivative(start + rng.normal(size=len(start)))
+    # Numbers of which one follows from the others, as effects whose sum is 0, have no way back; what they are made of has.
+    for k, part in enumerate(cut.shape.parts(first)):
+        D = part.reshape(-1, len(start))
+        read = np.flatnonzero((D != 0).any(axis=0))
+        if len(read) < len(D) and len(read) == np.linalg.matrix_rank(D):
+            parts[k] = theta[read]
+            reading = Reading(theta, parts, start)
     if len(reading.start) >= most:
         return None
     first, second = (reading.derivative(start + rng.normal(size=len(start))) for _ in range(2))
