@@ -21,6 +21,7 @@ from pymc_dp.likelihood.gradients import UnitGradients
 from pymc_dp.likelihood.local import LocalGradients, with_slopes_in_tables
 from pymc_dp.likelihood.parameters import ParameterSpace
 from pymc_dp.likelihood.prior import PublicLogDensity
+from pymc_dp.likelihood.reading import Reading
 from pymc_dp.likelihood.record_graph import RecordGraph, record_graph
 from pymc_dp.likelihood.records import RecordLikelihood
 from pymc_dp.likelihood.roles import find_roles
@@ -97,7 +98,9 @@ class CompiledModel:
         return f"CompiledModel({self.parameters.d} parameters; unit: {self.roles.unit})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_graph", "read", "cut")}
+        return {
+            k: v for k, v in self.__dict__.items() if k not in ("_graph", "read", "reading", "cut")
+        }
 
     @property
     def d(self) -> int:
@@ -172,6 +175,13 @@ class CompiledModel:
     def read(self) -> Cut | None:
         """What all records together read of θ; None if that cannot be cut off."""
         return find_cut(self._graph)
+
+    @cached_property
+    @compiling()
+    def reading(self) -> Reading | None:
+        """The same as a function of θ."""
+        cut = self.read
+        return cut and Reading(cut.graph.theta, cut.psi, self.parameters.start)
 
     @cached_property
     def cut(self) -> Cut | None:

@@ -254,7 +254,7 @@ def read_part(compiled: CompiledModel, entries_only: bool = False) -> ReadPart |
     cut = None if entries_only else compiled.read
     # Of effects whose sum is 0 one number of every column follows from the others.
     possible = cut is not None and can_be_summed(cut.shape.n - cut.shape.r)
-    numbers = _curved(compiled, cut, int(mask.sum())) if cut and possible else None
+    numbers = _curved(compiled, int(mask.sum())) if possible else None
     if numbers is None and (mask.all() or not mask.any()):
         return None
     draws = _prior_draws(model, list(parameters.shapes), of_value)
@@ -281,11 +281,13 @@ def _clipped(draws: Vector) -> Vector:
     return np.clip(draws, *np.quantile(draws, [_TAIL, 1 - _TAIL], axis=0))
 
 
-def _curved(compiled: CompiledModel, cut: Cut, most: int) -> tuple[Cut, Reading] | None:
+def _curved(compiled: CompiledModel, most: int) -> tuple[Cut, Reading] | None:
     """What all records read, if it is fewer numbers than entries of θ and not affine in these: then a law of that is nearer to normal than one of θ."""
+    cut, reading = compiled.read, compiled.reading
+    if cut is None or reading is None:
+        return None
     rng, start = np.random.default_rng(0), compiled.parameters.start
-    theta, parts = cut.graph.theta, list(cut.psi)
-    reading = Reading(theta, parts, start)
+    theta, parts = cut.graph.theta, cut.psi
     first = reading.derivative(start + rng.normal(size=len(start)))
     # Numbers of which one follows from the others, as effects whose sum is 0, have no way back; what they are made of has.
     for k, part in enumerate(cut.shape.parts(first)):
