@@ -475,6 +475,40 @@ def test_where_counts_show_that_units_are_longer_than_the_model_says_less_of_the
     assert np.sqrt(np.mean(np.square(off))) < 2.2
 
 
+def test_a_scale_among_many_numbers_is_as_sure_as_it_says():
+    """Answers from where σ is too large all lead too little far in log σ, and are doubted in that alone, not by a forty-fourth of it."""
+    rng, n = np.random.default_rng(14), 10_000
+
+    def noisy(eta, at):
+        pm.Normal("y", eta, pm.HalfNormal("sigma", 2), observed=pm.Data("Y", rng.normal(at, 0.8)))
+
+    model = cells(n, rng, noisy)
+    records, prior = records_of(model, COMPILED), PublicLogDensity(ParameterSpace(model), FAST)
+    start = ParameterSpace(model).start
+    exact = fit_normal(measured(records, 1e-3, 1), prior, start).posterior.mean
+    off = []
+    for seed in range(3):
+        r = fit_normal(measured(records, 1.0, seed), prior, start).posterior
+        off.append((r.mean - exact)[-1] / np.sqrt(r.covariance[-1, -1]))
+    assert abs(np.mean(off)) < 3 / np.sqrt(3)
+
+
+def test_information_that_noise_makes_most_units_lose_is_made_up_for():
+    """Where units' information varies, by more than what the one in the middle loses: the posterior is not wider for it."""
+    rng, n = np.random.default_rng(15), 10_000
+
+    def counted(eta, at):
+        pm.Poisson("y", pm.math.exp(eta), observed=pm.Data("Y", rng.poisson(np.exp(at))))
+
+    model = cells(n, rng, counted)
+    records, prior = records_of(model, COMPILED), PublicLogDensity(ParameterSpace(model), FAST)
+    exact, *found = (
+        np.diag(np.linalg.inv(fit_normal(measured(records, z, 1), prior, np.zeros(43)).posterior.exact))
+        for z in (1e-3, 2.0, 2.1)
+    )  # fmt: skip
+    assert np.median(np.sqrt(found / exact)) == pytest.approx(1, abs=0.1)
+
+
 @pytest.mark.parametrize("neighbours", [SUBSTITUTE_ONE, ADD_OR_REMOVE])
 def test_counts_of_long_gradients_have_sensitivity_one(neighbours):
     """By brute force on the integers that noise is added to: a unit replaced, or one that goes."""

@@ -99,6 +99,11 @@ class Tail:
         excess += max(c[k], 0) * (1 - part) * (self._edges[k] * ratio / size - 1) / 2
         return size, min(excess / max(number, 1e-9), 1.0)
 
+    def clipped_to(self, bound: float) -> float:
+        """Sum of sizes that are clipped to a bound, as far as counts stand out of the noise."""
+        counts, sizes = self._counts[: self._last + 1], self._middles[: self._last + 1]
+        return float(np.maximum(counts, 0) @ np.minimum(sizes, bound))
+
     def lost(self, bound: float) -> float:
         r"""Information that units seem to tell and clipping takes, as far as counts stand out of the noise: the sum of :math:`(z - b)^+ z`.
 
