@@ -105,7 +105,7 @@ def main():
 Regressions of {N:,} records on three covariates, with an intercept or one in each of {CELLS} cells, by `DPSurrogate(family="normal")`, δ = 0.1 / n. Posterior means less those of a
 run at ε = 10⁶ on the same data, in sds of that run (*exact*) and in reported ones (*own*): the median of log σ or log α, the root mean square of all other parameters, and the share of
 all that is inside of 90 % intervals. A run clips scores: where outcomes' tails are not the model's, that takes more one way than centring by the model gives back, and as tails are few records,
-counts with noise do not show them. So a run does not know of it: it is called usable, and its σ or α is too sure. Of 44 numbers so is σ of outcomes that are all but normal (t, 30), too large: why was not looked into.
+counts with noise do not show them. So a run does not know of it: it is called usable, and its σ or α is too sure.
 
 `python benchmarks/tails.py`
 """
