@@ -28,7 +28,7 @@ from pymc_dp.surrogate.normal.diagnosis import diagnose
 EPSILONS, N, SEED = (0.3, 1.0, 3.0), 20_000, 7_000_001
 CONSTANTS = [
     (bounds, "_PLAIN"), (bounds, "_FALL"), (bounds, "_UNSEEN"), (bounds, "_LEAST_END"),
-    (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_SCORES"),
+    (evaluation, "_BEYOND_INFORMATION"), (evaluation, "_OF_SCORES"), (evaluation, "_OF_MOST"),
     (evaluation, "_SEEN"), (evaluation, "_BESIDE"), (evaluation, "SHORTEST"),
     (estimates, "_CHANGE"), (estimates, "_RESOLVED"), (estimates, "_SPREAD"), (estimates, "_STANDS_OUT"), (estimates, "_DROWNED"), (estimates, "_LEAST"), (estimates, "_LEAST_KEPT"),
     (estimates, "_KEPT_SPREAD"), (estimates, "_HALF"), (estimates, "_LEAST_PART"), (estimates, "_PLAINLY"), (estimates, "_TRUST"),

@@ -237,11 +237,12 @@ def pooled_gradient(estimates: Sequence[Estimate]) -> tuple[Vector, Vector]:
 
     Each is carried there by the mean of the curvatures at both ends, and in every white coordinate believed as far as the last one agrees.
     In all alike, one that is ten sds off in log σ alone would be doubted by a d-th of that: of 44 right numbers, σ was then 2.6 of its own
-    sds off at ε = 1 and 3.5 at 3, as answers on the way all lead too little far, and with this it is 1.0 and .8 (6 runs each of data unlike those of
+    sds off at ε = 1 and 3.5 at 3, as answers on the way all lead too little far, and with this and :func:`_drawn_to` it is .9 and .9 (6 and 4 runs of data unlike those of
     `benchmarks/tails.py`).
     """
     last = estimates[-1]
     W = whitening(last.P)
+    of_last = np.diag(W.T @ last.S @ W)
     information, weighted = np.linalg.inv(last.S), np.linalg.solve(last.S, last.gradient)
     for belief in estimates[:-1]:
         step = last.at.theta - belief.at.theta
@@ -252,8 +253,8 @@ def pooled_gradient(estimates: Sequence[Estimate]) -> tuple[Vector, Vector]:
         # The trapezium's error is a twelfth of how the curvature changes, here by the factor e^turn.
         S = belief.S + last.P * turn**4 * far2 / 144
         S = S + (belief.of_curvature(step) + last.of_curvature(step)) / 4
-        S, of_last, off = W.T @ S @ W, W.T @ last.S @ W, W.T @ (gradient - last.gradient)
-        doubted = np.sqrt(np.maximum(1.0, off**2 / np.diag(S + of_last)))
+        S, off = W.T @ S @ W, W.T @ (gradient - last.gradient)
+        doubted = np.sqrt(np.maximum(1.0, off**2 / (np.diag(S) + of_last)))
         Q = W @ np.linalg.inv(S * np.outer(doubted, doubted)) @ W.T
         information, weighted = information + Q, weighted + Q @ gradient
     S = symmetric(np.linalg.inv(information))
