@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from scipy import special
+from scipy import special, stats
 
 import pymc_dp as dp
 from pymc_dp.compat import groups_of
@@ -129,16 +129,6 @@ def test_beside_products_effects_whose_sum_is_zero_are_what_they_are_made_of():
     assert ConditionalLaw(compiled, part).covers_funnels
 
 
-def test_effects_with_tails_are_not_drawn_given_their_scale():
-    with pm.Model() as model:
-        b, tau = pm.Normal("b"), pm.HalfNormal("tau")
-        u = pm.StudentT("u", 4, sigma=tau, shape=GROUPS)
-        eta = b + u[pm.Data("G", np.arange(60) % GROUPS)]
-        pm.Normal("y", eta, 1, observed=pm.Data("Y", np.zeros(60)))
-    compiled = dp.compile(model, compile_kwargs=FAST)
-    assert not ConditionalLaw(compiled, read_part(compiled)).covers_funnels
-
-
 def test_numbers_that_not_all_values_are_a_way_back_from_are_no_part():
     """A rate that is above 0 would be searched as if it could be anything."""
     with pm.Model() as model:
@@ -223,6 +213,57 @@ def test_draws_given_hyperparameters_are_those_of_the_law_times_the_prior(writte
     np.testing.assert_allclose(psi.std(axis=0), sd, rtol=0.1)
     middle = w @ grid
     assert abs(log_tau.mean() - middle) < 0.15 * np.sqrt(w @ (grid - middle) ** 2)
+
+
+TAILED = {
+    "StudentT": (lambda tau: pm.StudentT("u", 4, mu=0.3, sigma=tau, shape=2), stats.t(4, 0.3)),
+    "Laplace": (lambda tau: pm.Laplace("u", 0, tau, shape=2), stats.laplace),
+}
+
+
+@pytest.mark.parametrize("kind", TAILED)
+def test_draws_of_effects_with_tails_are_those_of_the_law_times_the_prior(kind):
+    """Of two of which one is known and one is not, with the integral over τ and them done on a grid: in units of their scale there is no funnel."""
+    effects, standard = TAILED[kind]
+    with pm.Model() as model:
+        tau, b = pm.HalfCauchy("tau", 0.5), pm.Normal("b", 1, 2)
+        eta = b + pt.dot(pm.Data("X", np.ones((30, 2))), effects(tau))
+        pm.Normal("y", eta, 1, observed=pm.Data("Y", np.zeros(30)))
+    compiled = dp.compile(model, compile_kwargs=FAST)
+    part = read_part(compiled)
+    assert part.labels == ["b", "u[0]", "u[1]"]
+    J, S = np.diag([4.0, 9.0, 50.0]), np.diag([1.0, 9.0, 5.0])
+    law = Law(np.array([0.5, 0.0, 0.8]), np.array([1.0, 2.0, 3.0]), J, S)
+    conditional = ConditionalLaw(compiled, part)
+    assert conditional.covers_funnels
+    conditional.judged(NormalSurrogate.known(posterior_of(law, part.prior, law.centre)))
+    draws = conditional.sample(4000, 2, 1).reshape(8000, -1)
+    at = {label: k for k, label in enumerate(compiled.parameters.labels)}
+    grid = np.linspace(-10, 6, 801)
+    middle = standard.mean()
+    z = standard.ppf((np.arange(20_000) + 0.5) / 20_000) - middle
+    log_weights = grid - np.log1p(np.exp(2 * grid) / 0.25)
+    moments = []
+    for k in (1, 2):
+        u = middle + np.exp(grid)[:, None] * z
+        v = u - law.centre[k]
+        L = np.exp(law.k[k] * v - law.K[k, k] * v**2 / 2)
+        log_weights = log_weights + np.log(L.mean(axis=1))
+        moments.append([(u**m * L).mean(axis=1) / L.mean(axis=1) for m in (1, 2)])
+    w = np.exp(log_weights - log_weights.max())
+    w /= w.sum()
+    for k, (first, second) in enumerate(moments):
+        mean = w @ first
+        sd = np.sqrt(w @ second - mean**2)
+        # 8,000 draws, of which some thousand are effective.
+        found = draws[:, at[f"u[{k}]"]]
+        assert abs(found.mean() - mean) < 0.1 * sd
+        np.testing.assert_allclose(found.std(), sd, rtol=0.1)
+    log_tau = draws[:, at["tau (log)"]]
+    mean = w @ grid
+    sd = np.sqrt(w @ (grid - mean) ** 2)
+    assert abs(log_tau.mean() - mean) < 0.15 * sd
+    np.testing.assert_allclose(log_tau.std(), sd, rtol=0.15)
 
 
 @pytest.mark.chain

@@ -23,7 +23,14 @@ from pymc.distributions.transforms import ZeroSumTransform
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
-from pytensor.tensor.random.basic import MvNormalRV, NormalRV
+from pytensor.tensor.random.basic import (
+    CauchyRV,
+    LaplaceRV,
+    LogisticRV,
+    MvNormalRV,
+    NormalRV,
+    StudentTRV,
+)
 
 from pymc_dp.compat import ancestors, lower_named_dims
 from pymc_dp.likelihood.compilation import interpreted
@@ -43,6 +50,8 @@ _SEEN = 0.5
 (`benchmarks/many_parameters.py constants`), of which noise drowns none: what it does to those that are drowned is not measured."""
 _APART = 1e-6
 """Of prior variances, what is added to them: numbers of which one follows from the others have no precision together."""
+_SCALED = {StudentTRV: 1, LaplaceRV: 0, CauchyRV: 0, LogisticRV: 0}
+"""Laws that are no more than moved and widened by two of their parameters, the first of which is this one."""
 
 
 class _Split(NamedTuple):
@@ -125,17 +134,22 @@ class ConditionalLaw:
         self._rest = np.concatenate([
             np.zeros(0, np.int64), *(at.ravel() for name, at in places.items() if name not in names)
         ])  # fmt: skip
-        self._centre, self._root = parameters.start[self._rest], np.eye(len(self._rest))
+        start = parameters.start.copy()
+        for rv in model.free_RVs:
+            if _is_scaled(model, rv):
+                start[places[model.rvs_to_values[rv].name]] = 0.0
+        self._centre, self._root = start[self._rest], np.eye(len(self._rest))
         self._q, self._normal = q, normal
 
     @property
     def covers_funnels(self) -> bool:
-        """Whether all that the likelihood reads, and whose prior has parameters of its own, is normal given them: so that the density of the rest has a mode."""
+        """Whether all that the likelihood reads, and whose prior has parameters of its own, is normal given them, or moved and widened by them: so that the density of the rest has a mode."""
         model = self._compiled.model
         read = set(ancestors(model.observed_RVs, blockers=model.free_RVs))
-        left = [v for v in model.free_RVs if v in read and v not in self._normal]
+        scaled = [v for v in model.free_RVs if _is_scaled(model, v)]
+        left = [v for v in model.free_RVs if v in read and v not in [*self._normal, *scaled]]
         given = {x for v in left for x in ancestors(v.owner.inputs)}
-        return self._q > 0 and not given.intersection(model.free_RVs)
+        return bool(self._normal or scaled) and not given.intersection(model.free_RVs)
 
     def judged(self, found: NormalSurrogate) -> NormalSurrogate:
         """Take the law that was found, and judge it by the prior that it makes of hyperparameters: a search takes one for all of them.
@@ -208,6 +222,10 @@ def _is_normal(model: pm.Model, rv: Variable) -> bool:
     return transform is None and (isinstance(op, NormalRV) or one_covariance)
 
 
+def _is_scaled(model: pm.Model, rv: Variable) -> bool:
+    return model.rvs_to_transforms[rv] is None and type(rv.owner.op) in _SCALED
+
+
 def _is_normal_given_rest(split: _Split, psi: Variable, density: Variable) -> bool:
     """Whether ψ is affine in ε, and ε standard normal: looked at in some places."""
     rng = np.random.default_rng(0)
@@ -227,37 +245,43 @@ def _is_normal_given_rest(split: _Split, psi: Variable, density: Variable) -> bo
 
 
 def _split(parameters: ParameterSpace, normal: Sequence[Variable]) -> _Split:
-    """θ with these variables as what makes them standard normal, in the model's order: laws may depend on earlier ones."""
+    """θ with these variables as what makes them standard normal, and others in units of their scales, in the model's order: laws may depend on earlier ones."""
     model, values, log_scale = parameters.model, {}, pt.zeros(())
     names = {model.rvs_to_values[rv].name for rv in normal}
     sizes = {name: math.prod(shape) for name, shape in parameters.shapes.items()}
     q = sum(sizes[name] for name in names)
     rest, noise = pt.vector("rest", shape=(parameters.d - q,)), pt.vector("noise", shape=(q,))
-    start = 0
+    parts, starts = {}, {"rest": 0, "noise": 0}
     for value in model.value_vars:
-        if value.name not in names:
-            part = rest[start : (start := start + sizes[value.name])]
-            values[value] = value.type.filter_variable(
-                part.reshape(parameters.shapes[value.name]).astype(value.type.dtype)
-            )
-    start = 0
+        of, whole = ("noise", noise) if value.name in names else ("rest", rest)
+        start, shape = starts[of], parameters.shapes[value.name]
+        starts[of] += sizes[value.name]
+        parts[value.name] = whole[start : starts[of]].reshape(shape)
+    made = [
+        rv
+        for rv in model.free_RVs
+        if model.rvs_to_values[rv].name in names or _is_scaled(model, rv)
+    ]
     for rv in model.free_RVs:
-        value = model.rvs_to_values[rv]
-        if value.name not in names:
-            continue
-        shape = parameters.shapes[value.name]
-        part = noise[start : (start := start + sizes[value.name])].reshape(shape)
-        law = model.replace_rvs_by_values(list(rv.owner.op.dist_params(rv.owner)))
+        if rv not in made:
+            value = model.rvs_to_values[rv]
+            values[value] = value.type.filter_variable(parts[value.name].astype(value.type.dtype))
+    for rv in made:
+        value, op = model.rvs_to_values[rv], rv.owner.op
+        part, shape = parts[value.name], parameters.shapes[value.name]
+        law = model.replace_rvs_by_values(list(op.dist_params(rv.owner)))
         first, spread = clone_replace(
-            [lower_named_dims(v) for v in law], values, rebuild_strict=False
+            [lower_named_dims(v) for v in law[_SCALED.get(type(op), 0) :]],
+            values,
+            rebuild_strict=False,
         )
-        if isinstance(rv.owner.op, ZeroSumNormalRV):
+        if isinstance(op, ZeroSumNormalRV):
             found, scale = first * part, pt.broadcast_to(first, shape)
-        elif isinstance(rv.owner.op, NormalRV):
-            found, scale = first + spread * part, pt.broadcast_to(spread, shape)
-        else:
+        elif isinstance(op, MvNormalRV):
             root = pt.linalg.cholesky(spread)
             found, scale = first + part @ root.T, pt.broadcast_to(pt.diag(root), shape)
+        else:
+            found, scale = first + spread * part, pt.broadcast_to(spread, shape)
         values[value] = value.type.filter_variable(found.reshape(shape))
         log_scale += pt.sum(pt.log(scale))
     theta = pt.concatenate([values[v].astype("float64").ravel() for v in model.value_vars])
