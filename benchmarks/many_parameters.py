@@ -29,8 +29,8 @@ from pymc_dp.surrogate.normal import conditional, estimates, read_part
 
 SEED, N, EPSILON, DELTA = 2_064, 200_000, 1.0, 1e-6
 ROWS = [
-    (2_000, 5, 10, 16), (2_000, 10, 10, 16), (25_000, 50, 10, 5), (N, 50, 10, 3), (N, 50, 100, 3), (N, 100, 10, 3), (N, 100, 100, 3),
-    (N, 200, 10, 1), (N, 200, 100, 1),
+    (2_000, 5, 10, 16), (2_000, 10, 10, 16), (25_000, 50, 10, 8), (N, 50, 10, 6), (N, 50, 100, 6), (N, 100, 10, 4), (N, 100, 100, 4),
+    (N, 200, 10, 2), (N, 200, 100, 2),
 ]  # fmt: skip
 """Records, coefficients, condition number of the covariates' covariance, and runs."""
 HORSESHOE = 100, 8

@@ -217,7 +217,7 @@ def test_draws_given_hyperparameters_are_those_of_the_law_times_the_prior(writte
 
 TAILED = {
     "StudentT": (lambda tau: pm.StudentT("u", 4, mu=0.3, sigma=tau, shape=2), stats.t(4, 0.3)),
-    "Laplace": (lambda tau: pm.Laplace("u", 0, tau, shape=2), stats.laplace),
+    "Logistic": (lambda tau: pm.Logistic("u", 0, tau, shape=2), stats.logistic),
 }
 
 

@@ -25,7 +25,6 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.tensor.random.basic import (
     CauchyRV,
-    LaplaceRV,
     LogisticRV,
     MvNormalRV,
     NormalRV,
@@ -50,17 +49,19 @@ _SEEN = 0.5
 (`benchmarks/many_parameters.py constants`), of which noise drowns none: what it does to those that are drowned is not measured."""
 _APART = 1e-6
 """Of prior variances, what is added to them: numbers of which one follows from the others have no precision together."""
-_SCALED = {StudentTRV: 1, LaplaceRV: 0, CauchyRV: 0, LogisticRV: 0}
-"""Laws that are no more than moved and widened by two of their parameters, the first of which is this one."""
+_SCALED = {StudentTRV: 1, CauchyRV: 0, LogisticRV: 0}
+"""Smooth laws that are no more than moved and widened by two of their parameters, the first of which is this one. With Laplace's, whose mode is a kink that has
+no curvature, 8 of 2,000 draws of 40 coefficients are effective, and 1,300 as they are."""
 
 
 class _Split(NamedTuple):
-    """θ, made of the rest and of ε, and the sum of the logarithms of what ε is scaled by."""
+    """θ, made of the rest and of ε, the sum of the logarithms of what both are scaled by, and what would widen entries of θ that were not centred at all."""
 
     rest: Variable
     noise: Variable
     theta: Variable
     log_scale: Variable
+    widths: Variable
 
 
 class ConditionalLaw:
@@ -81,6 +82,7 @@ class ConditionalLaw:
         density = model.logp(vars=[*model.free_RVs, *model.potentials], sum=True)
         (density,), at = parameters.join([density])
         density = lower_named_dims(density)
+        self._centred = pytensor.shared(np.zeros(compiled.d), "centred", shape=(compiled.d,))
 
         def of(split: _Split) -> list[Variable]:
             there = {theta: split.theta, at: split.theta}
@@ -90,12 +92,12 @@ class ConditionalLaw:
         candidates = [rv for rv in model.free_RVs if _is_normal(model, rv)]
         for some in ([candidates], [[rv] for rv in candidates]):
             for more in some:
-                split = _split(parameters, [*normal, *more])
+                split = _split(parameters, [*normal, *more], self._centred)
                 if _is_normal_given_rest(split, *of(split)):
                     normal = [*normal, *more]
             if normal:
                 break
-        self._split = split = _split(parameters, normal)
+        self._split = split = _split(parameters, normal, self._centred)
         psi_at, density = of(split)
         n, q = psi_at.type.shape[0], split.noise.type.shape[0]
         numbers = {"K": np.zeros((n, n)), "k": np.zeros(n), "centre": np.zeros(n)}
@@ -104,8 +106,10 @@ class ConditionalLaw:
         }
         K, k = self._law["K"], self._law["k"]
         without = {split.noise: pt.zeros(q)}
-        A, density, log_scale, theta_at = clone_replace(
-            [psi_at, density, split.log_scale, split.theta], without, rebuild_strict=False
+        A, density, log_scale, theta_at, widths = clone_replace(
+            [psi_at, density, split.log_scale, split.theta, split.widths],
+            without,
+            rebuild_strict=False,
         )
         a = A - self._law["centre"]
         value = density + log_scale + pt.dot(k, a) - pt.dot(a, K @ a) / 2
@@ -128,17 +132,24 @@ class ConditionalLaw:
         slope = pytensor.grad(own, split.rest, disconnected_inputs="ignore")
         settings: Any = {"mode": interpreted(), "on_unused_input": "ignore"}
         self._density = pm.compile([split.rest], [own, slope], **settings)
-        self._at = pm.compile([split.rest, zeta], [theta_at, psi_at, spread], **settings)
+        self._at = pm.compile([split.rest, zeta], [theta_at, psi_at, spread, widths], **settings)
         names = [model.rvs_to_values[rv].name for rv in normal]
         places = parameters.point(np.arange(parameters.d))
         self._rest = np.concatenate([
             np.zeros(0, np.int64), *(at.ravel() for name, at in places.items() if name not in names)
         ])  # fmt: skip
-        start = parameters.start.copy()
-        for rv in model.free_RVs:
-            if _is_scaled(model, rv):
-                start[places[model.rvs_to_values[rv].name]] = 0.0
-        self._centre, self._root = start[self._rest], np.eye(len(self._rest))
+        start, scaled = (
+            parameters.start.copy(),
+            [rv for rv in model.free_RVs if _is_scaled(model, rv)],
+        )
+        for rv in scaled:
+            start[places[model.rvs_to_values[rv].name]] = 0.0
+        of_scaled = [places[model.rvs_to_values[rv].name].ravel() for rv in scaled]
+        self._scaled = np.flatnonzero(
+            np.isin(self._rest, np.concatenate([np.zeros(0), *of_scaled]))
+        )
+        self._start = self._centre = start[self._rest]
+        self._root = np.eye(len(self._rest))
         self._q, self._normal = q, normal
 
     @property
@@ -173,11 +184,28 @@ class ConditionalLaw:
         """θ and ψ where h is most probable, and the prior's covariance of ψ given it."""
         for name, value in self._law.items():
             value.set_value(getattr(law, name))
-        start = self._compiled.parameters.start[self._rest]
-        self._centre = highest(self._density, start)
+        self._centred.set_value(np.zeros(self._compiled.d))
+        self._centre = highest(self._density, self._start)
+        if len(self._scaled):
+            self._centre = self._partly_centred(law)
         self._root = inverse_root(positive(self._hessian(), 1.0))
-        theta, psi, covariance = self._at(self._centre, np.zeros(self._q))
+        theta, psi, covariance, _ = self._at(self._centre, np.zeros(self._q))
         return theta, psi, covariance
+
+    def _partly_centred(self, law: Law) -> Vector:
+        """The same h, where entries that are moved and widened are centred as far as the law knows them there (Papaspiliopoulos, Roberts and Sköld, 2007).
+
+        Not the density's mode in these coordinates: it may have none.
+        """
+        places, x = self._rest[self._scaled], self._centre[self._scaled]
+        theta, _, _, widths = self._at(self._centre, np.zeros(self._q))
+        D, w, value = self._part.reading.derivative(theta)[:, places], widths[places], theta[places]
+        known = w**2 * np.einsum("nm,nk,km->m", D, law.K, D)
+        c = known / (1 + known)
+        centred, h = np.zeros(len(theta)), self._centre.copy()
+        centred[places], h[self._scaled] = c, (c * value + (1 - c) * w * x) / w ** (1 - c)
+        self._centred.set_value(centred)
+        return h
 
     def _hessian(self) -> Vector:
         steps = _STEP * np.eye(len(self._centre))
@@ -244,9 +272,13 @@ def _is_normal_given_rest(split: _Split, psi: Variable, density: Variable) -> bo
     return True
 
 
-def _split(parameters: ParameterSpace, normal: Sequence[Variable]) -> _Split:
-    """θ with these variables as what makes them standard normal, and others in units of their scales, in the model's order: laws may depend on earlier ones."""
+def _split(parameters: ParameterSpace, normal: Sequence[Variable], centred: Variable) -> _Split:
+    """θ with these variables as what makes them standard normal, in the model's order: laws may depend on earlier ones.
+
+    Others of location m and scale s are :math:`(1 - c) m + s^{1 - c} x`, `centred` being c, of every entry of θ.
+    """
     model, values, log_scale = parameters.model, {}, pt.zeros(())
+    widths, places = pt.ones(parameters.d), parameters.point(np.arange(parameters.d))
     names = {model.rvs_to_values[rv].name for rv in normal}
     sizes = {name: math.prod(shape) for name, shape in parameters.shapes.items()}
     q = sum(sizes[name] for name in names)
@@ -280,9 +312,14 @@ def _split(parameters: ParameterSpace, normal: Sequence[Variable]) -> _Split:
         elif isinstance(op, MvNormalRV):
             root = pt.linalg.cholesky(spread)
             found, scale = first + part @ root.T, pt.broadcast_to(pt.diag(root), shape)
-        else:
+        elif value.name in names:
             found, scale = first + spread * part, pt.broadcast_to(spread, shape)
+        else:
+            left = 1 - centred[places[value.name]]
+            scale = spread**left
+            found = left * first + scale * part
+            widths = pt.set_subtensor(widths[places[value.name]], spread)
         values[value] = value.type.filter_variable(found.reshape(shape))
         log_scale += pt.sum(pt.log(scale))
     theta = pt.concatenate([values[v].astype("float64").ravel() for v in model.value_vars])
-    return _Split(rest, noise, pt.specify_shape(theta, (parameters.d,)), log_scale)
+    return _Split(rest, noise, pt.specify_shape(theta, (parameters.d,)), log_scale, widths)
