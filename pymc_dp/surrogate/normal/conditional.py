@@ -138,17 +138,11 @@ class ConditionalLaw:
         self._rest = np.concatenate([
             np.zeros(0, np.int64), *(at.ravel() for name, at in places.items() if name not in names)
         ])  # fmt: skip
-        start, scaled = (
-            parameters.start.copy(),
-            [rv for rv in model.free_RVs if _is_scaled(model, rv)],
-        )
-        for rv in scaled:
-            start[places[model.rvs_to_values[rv].name]] = 0.0
-        of_scaled = [places[model.rvs_to_values[rv].name].ravel() for rv in scaled]
-        self._scaled = np.flatnonzero(
-            np.isin(self._rest, np.concatenate([np.zeros(0), *of_scaled]))
-        )
-        self._start = self._centre = start[self._rest]
+        scaled = np.zeros(compiled.d, dtype=bool)
+        for rv in model.free_RVs:
+            scaled[places[model.rvs_to_values[rv].name]] = _is_scaled(model, rv)
+        self._scaled = np.flatnonzero(scaled[self._rest])
+        self._start = self._centre = np.where(scaled, 0.0, parameters.start)[self._rest]
         self._root = np.eye(len(self._rest))
         self._q, self._normal = q, normal
 
