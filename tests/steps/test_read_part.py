@@ -216,15 +216,18 @@ def test_draws_given_hyperparameters_are_those_of_the_law_times_the_prior(writte
 
 
 TAILED = {
-    "StudentT": (lambda tau: pm.StudentT("u", 4, mu=0.3, sigma=tau, shape=2), stats.t(4, 0.3)),
-    "Logistic": (lambda tau: pm.Logistic("u", 0, tau, shape=2), stats.logistic),
-}
+    "StudentT": (lambda tau: pm.StudentT("u", 4, mu=0.3, sigma=tau, shape=2), stats.t(4), (0.3, 0)),
+    "of a normal mean": (
+        lambda tau: pm.StudentT("u", 4, mu=pm.Normal("m", 0.3, 0.5), sigma=tau, shape=2), stats.t(4), (0.3, 0.5),
+    ),
+    "Logistic": (lambda tau: pm.Logistic("u", 0, tau, shape=2), stats.logistic, (0, 0)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", TAILED)
 def test_draws_of_effects_with_tails_are_those_of_the_law_times_the_prior(kind):
-    """Of two of which one is known and one is not, with the integral over τ and them done on a grid: in units of their scale there is no funnel."""
-    effects, standard = TAILED[kind]
+    """Of two of which one is known and one is not, with the integral over τ, their location and them done on a grid."""
+    effects, standard, (location, sd_of_location) = TAILED[kind]
     with pm.Model() as model:
         tau, b = pm.HalfCauchy("tau", 0.5), pm.Normal("b", 1, 2)
         eta = b + pt.dot(pm.Data("X", np.ones((30, 2))), effects(tau))
@@ -239,13 +242,15 @@ def test_draws_of_effects_with_tails_are_those_of_the_law_times_the_prior(kind):
     conditional.judged(NormalSurrogate.known(posterior_of(law, part.prior, law.centre)))
     draws = conditional.sample(4000, 2, 1).reshape(8000, -1)
     at = {label: k for k, label in enumerate(compiled.parameters.labels)}
-    grid = np.linspace(-10, 6, 801)
-    middle = standard.mean()
-    z = standard.ppf((np.arange(20_000) + 0.5) / 20_000) - middle
-    log_weights = grid - np.log1p(np.exp(2 * grid) / 0.25)
+    # Of pairs of log τ and location, as far as either varies: the weight, and moments of both effects given them.
+    spread = np.linspace(-4, 4, 41) if sd_of_location else np.zeros(1)
+    log_tau, middle = (x.ravel() for x in np.meshgrid(np.linspace(-10, 6, 321), spread))
+    log_weights = log_tau - np.log1p(np.exp(2 * log_tau) / 0.25) - middle**2 / 2
+    middle = location + sd_of_location * middle
+    z = standard.ppf((np.arange(2_000) + 0.5) / 2_000)
     moments = []
     for k in (1, 2):
-        u = middle + np.exp(grid)[:, None] * z
+        u = middle[:, None] + np.exp(log_tau)[:, None] * z
         v = u - law.centre[k]
         L = np.exp(law.k[k] * v - law.K[k, k] * v**2 / 2)
         log_weights = log_weights + np.log(L.mean(axis=1))
@@ -259,11 +264,12 @@ def test_draws_of_effects_with_tails_are_those_of_the_law_times_the_prior(kind):
         found = draws[:, at[f"u[{k}]"]]
         assert abs(found.mean() - mean) < 0.1 * sd
         np.testing.assert_allclose(found.std(), sd, rtol=0.1)
-    log_tau = draws[:, at["tau (log)"]]
-    mean = w @ grid
-    sd = np.sqrt(w @ (grid - mean) ** 2)
-    assert abs(log_tau.mean() - mean) < 0.15 * sd
-    np.testing.assert_allclose(log_tau.std(), sd, rtol=0.15)
+    for label, exact in {"tau (log)": log_tau, "m": middle}.items():
+        if label in at:
+            mean = w @ exact
+            sd = np.sqrt(w @ (exact - mean) ** 2)
+            assert abs(draws[:, at[label]].mean() - mean) < 0.15 * sd
+            np.testing.assert_allclose(draws[:, at[label]].std(), sd, rtol=0.15)
 
 
 @pytest.mark.chain
